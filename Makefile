@@ -1,0 +1,45 @@
+# Everything a newcomer or CI runs. Each target makes its own virtual environment first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint format bench golden test-vllm clean
+
+## demo: serve a simulated node on http://127.0.0.1:10420 (no GPU needed)
+demo: $(STAMP)
+	$(BIN)/kvheadroom demo --web.listen-address 127.0.0.1:10420
+
+## test: lint, types and every test that this machine has the parts for
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+## bench: the figures in the README, as ratios measured in one run
+bench: $(STAMP)
+	$(BIN)/python -m bench
+
+## golden: rewrite tests/golden from the catalogue; read the diff before you commit it
+golden: $(STAMP)
+	$(BIN)/kvheadroom metrics-doc --format surface > tests/golden/metric_surface.txt
+
+## test-vllm: make a real vLLM on this CPU (4 minutes, 3.5 GB once) and check every gauge against it
+test-vllm: $(STAMP)
+	$(BIN)/python -m pytest tests/real_vllm --real-vllm
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev -e .
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""A simulated node that goes through the real pipeline."""

@@ -1,0 +1,1 @@
+"""What vLLM does with a model: version rules, pages, blocks."""

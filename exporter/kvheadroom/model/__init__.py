@@ -1,0 +1,1 @@
+"""What a model needs: config.json to attention layers."""

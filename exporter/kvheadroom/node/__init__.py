@@ -1,0 +1,1 @@
+"""The outside world: NVML, vLLM pages, model files."""

@@ -1,0 +1,1 @@
+"""One cycle over all sources, failures isolated, and its schedule."""

@@ -1,0 +1,51 @@
+"""Units: binary and decimal prefixes, durations; parse what a person types, print what they read."""
+
+import re
+from typing import Final
+
+from kvheadroom.errors import ConfigError
+
+KIB: Final = 1024
+MIB: Final = 1024**2
+GIB: Final = 1024**3
+
+_DURATION_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_LENGTH_FACTOR: Final = {"": 1, "k": 1000, "K": KIB, "m": 1000**2, "M": MIB}
+_LENGTH: Final = re.compile(r"(\d+)([kKmM]?)")
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds in ``500ms``, ``5s``, ``1m`` or ``1m30s``.
+
+    Raises:
+        ConfigError: Not a duration, or zero.
+    """
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text.strip():
+        raise ConfigError(f"not a duration: {text!r} (write 500ms, 5s or 1m)")
+    seconds = sum(float(number) * _DURATION_SECONDS[unit] for number, unit in parts)
+    if seconds <= 0:
+        raise ConfigError(f"a duration must be above zero: {text!r}")
+    return seconds
+
+
+def parse_token_count(text: str) -> int:
+    """Return the tokens in ``8192``, ``8K`` (8192) or ``8k`` (8000), as vLLM reads its own flags.
+
+    Raises:
+        ConfigError: Not a whole number of tokens, or zero.
+    """
+    match = _LENGTH.fullmatch(text.strip())
+    tokens = int(match[1]) * _LENGTH_FACTOR[match[2]] if match else 0
+    if tokens <= 0:
+        raise ConfigError(f"not a number of tokens: {text!r} (write 8192, 8K = 8192 or 8k = 8000)")
+    return tokens
+
+
+def format_bytes(count: float) -> str:
+    """Return *count* bytes in the largest binary unit that keeps it at 1 or above."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(count) >= size:
+            return f"{count / size:,.2f} {unit}"
+    return f"{count:,.0f} B"
