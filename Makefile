@@ -33,7 +33,7 @@ golden: $(STAMP)
 
 ## test-vllm: make a real vLLM on this CPU (4 minutes, 3.5 GB once) and check every gauge against it
 test-vllm: $(STAMP)
-	$(BIN)/python -m pytest tests/real_vllm --real-vllm
+	$(BIN)/python -m pytest -m real_vllm tests/real_vllm
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -44,7 +44,7 @@ class GpuReading:
             version-1 call, whose ``used`` includes it.
         used_bytes: Allocated by processes.
         free_bytes: What an allocation can still get.
-        utilization_ratio: Share of the last sample period in which a kernel ran, 0–1.
+        utilization_ratio: Share of the last sample period in which a kernel ran, 0-1.
         temperature_celsius: Core temperature.
         power_watts: Board power draw.
         processes: Who holds memory, each pid once; ``None`` where the list cannot be read.
@@ -127,7 +127,7 @@ class EngineReading:
         requests_running: The scheduler's RUNNING list.
         requests_waiting: Waiting, deferred and preempted together.
         waiting_by_reason: ``capacity`` / ``deferred`` where the version tells (0.20 and later).
-        kv_used_ratio: Blocks referenced by live requests ÷ usable blocks, 0–1.
+        kv_used_ratio: Blocks referenced by live requests ÷ usable blocks, 0-1.
         preemptions_total: vLLM's own counter, which lags (see README).
         prompt_tokens_total: Prompt tokens of admitted requests, counted once.
         generation_tokens_total: Generated tokens.
@@ -142,12 +142,12 @@ class EngineReading:
     model_name: str | None = None
     requests_running: float | None = None
     requests_waiting: float | None = None
-    waiting_by_reason: Mapping[str, float] = _NOTHING
+    waiting_by_reason: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     kv_used_ratio: float | None = None
     preemptions_total: float | None = None
     prompt_tokens_total: float | None = None
     generation_tokens_total: float | None = None
-    finished_total: Mapping[str, float] = _NOTHING
+    finished_total: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     prompt_tokens: HistogramReading | None = None
     generation_tokens: HistogramReading | None = None
     sleep_state: str | None = None

@@ -1,4 +1,4 @@
-"""Units: binary and decimal prefixes, durations; parse what a person types, print what they read."""
+"""Units: parse the durations and lengths a person types, print the bytes they read."""
 
 import re
 from typing import Final

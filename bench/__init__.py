@@ -1,0 +1,1 @@
+"""Benchmarks: the README's figures, each a ratio or a cost measured in one run."""

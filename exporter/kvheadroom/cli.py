@@ -1,0 +1,208 @@
+"""The command line: sub-commands and their flags; the work is done elsewhere.
+
+Everything but click is imported inside the commands, so that ``--help`` stays quick.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from kvheadroom import __version__
+from kvheadroom.errors import ConfigError, KvHeadroomError
+
+_EXIT_FAILED: Final = 1
+_EXIT_USAGE: Final = 2
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def run() -> int:
+    """Run the command that ``sys.argv`` names and return its exit status.
+
+    0 is fine, 1 failed while running, 2 is a usage or configuration error; the latter two come
+    with one line on stderr.
+    """
+    try:
+        status = main.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        return 128 + 2
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except ConfigError as error:
+        click.echo(f"kvheadroom: {error}", err=True)
+        return _EXIT_USAGE
+    except KvHeadroomError as error:
+        click.echo(f"kvheadroom: {error}", err=True)
+        return _EXIT_FAILED
+    except BrokenPipeError:
+        # The reader of our output (head, less) has seen enough.
+        sys.stderr.close()
+        return 0
+    return status if isinstance(status, int) else 0
+
+
+def _option(flag: str, name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: ANN401
+    """Return a click option whose environment twin is ``KVHEADROOM_`` and its name."""
+    return click.option(
+        flag, name, envvar=f"KVHEADROOM_{name.upper()}", show_envvar=True, **settings
+    )
+
+
+_FILE: Final = click.Path(dir_okay=False, path_type=Path)
+
+
+def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_POLL_OPTIONS: Final = (
+    _option(
+        "--poll.interval", "poll_interval", help="Between two polls of a source.  [default: 5s]"
+    ),
+    _option(
+        "--poll.timeout",
+        "poll_timeout",
+        help="For one poll of one source.  [default: 80% of the interval, at most 4s]",
+    ),
+    _option(
+        "--context",
+        "contexts",
+        multiple=True,
+        help="State headroom for requests of this many tokens; repeatable.  [default: 8K]",
+    ),
+    _option(
+        "--traffic.window",
+        "traffic_window",
+        help="How far back the traffic's own request length reaches.  [default: 15m]",
+    ),
+)
+_WEB_OPTIONS: Final = (
+    _option(
+        "--web.listen-address",
+        "listen_addresses",
+        multiple=True,
+        help="HOST:PORT or :PORT to serve on; repeatable.  [default: :10420]",
+    ),
+    _option("--web.telemetry-path", "telemetry_path", help="[default: /metrics]"),
+    _option(
+        "--web.config.file",
+        "web_config_file",
+        type=_FILE,
+        help="TLS and basic auth, in the format of Prometheus' exporters.",
+    ),
+    _option("--log.level", "log_level", type=click.Choice(["debug", "info", "warning", "error"])),
+    _option("--log.format", "log_format", type=click.Choice(["logfmt", "json"])),
+)
+_ENGINE_OPTIONS: Final = (
+    _option("--config.file", "config_file", type=_FILE, help="YAML; a flag beats it."),
+    _option("--engine", "engines", multiple=True, help="Base URL of a vLLM server; repeatable."),
+    _option(
+        "--no-discovery",
+        "no_discovery",
+        is_flag=True,
+        help="Do not look for models' config.json on this machine.",
+    ),
+    _option("--no-nvml", "no_nvml", is_flag=True, help="Do not read GPUs."),
+    _option(
+        "--api-key-file",
+        "api_key_file",
+        type=_FILE,
+        help="Holds the API key of engines that have none of their own. "
+        "KVHEADROOM_API_KEY may hold the key itself.",
+    ),
+    _option(
+        "--model-config",
+        "model_configs",
+        multiple=True,
+        help="The model's config.json, as PATH for all engines or URL=PATH; repeatable.",
+    ),
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="kvheadroom %(version)s")
+def main() -> None:
+    """Tell how much KV cache is left on every GPU and vLLM engine of this node."""
+
+
+@main.command()
+@_options(*_ENGINE_OPTIONS, *_POLL_OPTIONS, *_WEB_OPTIONS)
+def serve(**given: Any) -> int:  # noqa: ANN401  (click hands over what the options above declare)
+    """Watch this node and serve its headroom to Prometheus."""
+    from kvheadroom.daemon import serve_node  # noqa: PLC0415
+    from kvheadroom.settings import Flags  # noqa: PLC0415
+
+    return serve_node(Flags(**given))
+
+
+@main.command()
+@click.option(
+    "--profile",
+    type=click.Choice(["card", "rack"]),
+    default="card",
+    show_default=True,
+    help="card: one 12 GiB card with three services; rack: eight GPUs.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Same seed, same traffic.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0.01, max=1000),
+    default=1.0,
+    show_default=True,
+    help="Simulated seconds that pass in one second.",
+)
+@_options(*_POLL_OPTIONS, *_WEB_OPTIONS)
+def demo(profile: str, seed: int, speed: float, **given: Any) -> int:  # noqa: ANN401
+    """Serve a simulated node; everything but the GPUs and engines is real."""
+    from kvheadroom.daemon import serve_demo  # noqa: PLC0415
+    from kvheadroom.settings import Flags  # noqa: PLC0415
+
+    return serve_demo(Flags(**given), profile=profile, seed=seed, speed=speed)
+
+
+@main.command("check-config")
+@_options(*_ENGINE_OPTIONS, *_POLL_OPTIONS, *_WEB_OPTIONS)
+def check_config(**given: Any) -> None:  # noqa: ANN401
+    """Read everything `serve` would read, say what it means, and do nothing."""
+    from kvheadroom.daemon import describe_settings  # noqa: PLC0415
+    from kvheadroom.settings import Flags  # noqa: PLC0415
+
+    for line in describe_settings(Flags(**given)):
+        click.echo(line)
+
+
+@main.command("check-health")
+@click.argument("url", default="http://127.0.0.1:10420/-/healthy")
+def check_health(url: str) -> int:
+    """Exit 0 if the kvheadroom at URL is healthy, 1 if not (for a container's HEALTHCHECK)."""
+    from kvheadroom.health_check import check  # noqa: PLC0415
+
+    problem = check(url)
+    if problem is None:
+        return 0
+    click.echo(f"kvheadroom: {problem}", err=True)
+    return _EXIT_FAILED
+
+
+@main.command("metrics-doc")
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["markdown", "surface"]),
+    default="markdown",
+    help="markdown for people; surface is the frozen list of names and labels.",
+)
+def metrics_doc(layout: str) -> None:
+    """Print every metric, from the catalogue the exporter itself uses."""
+    from kvheadroom.faces import metrics_doc as doc  # noqa: PLC0415
+
+    click.echo(doc.markdown() if layout == "markdown" else doc.surface(), nl=False)

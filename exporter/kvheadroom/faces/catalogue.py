@@ -1,0 +1,292 @@
+"""Every metric kvheadroom exports: the only place where a metric name is spelled."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["gauge", "counter", "info"]
+
+PREFIX: Final = "kvheadroom_"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric family.
+
+    Attributes:
+        name: Exposition name, with ``_total`` for a counter and ``_info`` for an info family.
+        kind: What it is.
+        help: Where the value comes from and how to read it.
+        labels: Label names, in order.
+        grafana_unit: Grafana's unit id for a panel of it.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    grafana_unit: str = "short"
+
+
+_SPECS: Final[dict[str, MetricSpec]] = {}
+
+_GPU: Final = ("gpu", "uuid")
+_ENGINE: Final = ("engine",)
+_SOURCE: Final = ("source", "target")
+
+
+def _metric(
+    name: str, kind: Kind, help_text: str, labels: tuple[str, ...] = (), unit: str = "short"
+) -> MetricSpec:
+    spec = MetricSpec(PREFIX + name, kind, help_text, labels, unit)
+    _SPECS[spec.name] = spec
+    return spec
+
+
+# --- the exporter itself --------------------------------------------------------------------
+
+BUILD_INFO = _metric(
+    "build_info", "info", "Version of this exporter; always 1.", ("version", "python_version")
+)
+SOURCE_UP = _metric(
+    "source_up",
+    "gauge",
+    "1 if the last poll of this source gave data, else 0. The target is host:port of a vLLM "
+    "server, the word driver for NVML as a whole, or a GPU index.",
+    _SOURCE,
+    "bool_yes_no",
+)
+SOURCE_SILENT = _metric(
+    "source_silent",
+    "gauge",
+    "1 while a vLLM server answers but tells nothing of its engines, for the reason in the label: "
+    "log_stats_disabled (it runs with --disable-log-stats) or before_first_traffic (several API "
+    "servers, no request yet).",
+    ("source", "target", "reason"),
+    "bool_yes_no",
+)
+ENDPOINT_UP = _metric(
+    "endpoint_up",
+    "gauge",
+    "1 if this endpoint of a vLLM server answered when last asked, else 0. /v1/models needs the "
+    "API key where the server has one.",
+    ("target", "endpoint"),
+    "bool_yes_no",
+)
+POLL_DURATION_SECONDS = _metric(
+    "poll_duration_seconds",
+    "gauge",
+    "How long the last finished poll of this source took.",
+    _SOURCE,
+    "s",
+)
+POLL_FAILURES_TOTAL = _metric(
+    "poll_failures_total",
+    "counter",
+    "Polls of this source that gave no data, by reason.",
+    (*_SOURCE, "reason"),
+)
+POLL_LAST_SUCCESS_TIMESTAMP_SECONDS = _metric(
+    "poll_last_success_timestamp_seconds",
+    "gauge",
+    "When this source last gave data; absent before the first time.",
+    _SOURCE,
+    "dateTimeFromNow",
+)
+POLL_MISSED_TOTAL = _metric(
+    "poll_missed_total", "counter", "Polls that were due and never ran: the machine was too busy."
+)
+POLL_SKIPPED_TOTAL = _metric(
+    "poll_skipped_total", "counter", "Polls not begun because the one before was still running."
+)
+CONFIG_LAST_RELOAD_SUCCESSFUL = _metric(
+    "config_last_reload_successful",
+    "gauge",
+    "1 if the configuration in force is the one on disk, 0 if the last reload was refused and "
+    "the older one is kept.",
+    (),
+    "bool_yes_no",
+)
+CONFIG_LAST_RELOAD_SUCCESS_TIMESTAMP_SECONDS = _metric(
+    "config_last_reload_success_timestamp_seconds",
+    "gauge",
+    "When the configuration in force was read.",
+    (),
+    "dateTimeFromNow",
+)
+
+# --- GPUs -----------------------------------------------------------------------------------
+
+GPU_INFO = _metric(
+    "gpu_info",
+    "info",
+    "Identity of a GPU or MIG device (NVML); always 1.",
+    (*_GPU, "name", "driver_version", "mig_profile"),
+)
+GPU_MEMORY_TOTAL_BYTES = _metric(
+    "gpu_memory_total_bytes",
+    "gauge",
+    "Memory of the device (NVML memory info v2): reserved + used + free.",
+    _GPU,
+    "bytes",
+)
+GPU_MEMORY_RESERVED_BYTES = _metric(
+    "gpu_memory_reserved_bytes",
+    "gauge",
+    "Memory that driver and firmware keep (NVML memory info v2); absent on drivers that only "
+    "have v1, whose used includes it.",
+    _GPU,
+    "bytes",
+)
+GPU_MEMORY_USED_BYTES = _metric(
+    "gpu_memory_used_bytes",
+    "gauge",
+    "Memory allocated on the device (NVML memory info).",
+    _GPU,
+    "bytes",
+)
+GPU_MEMORY_FREE_BYTES = _metric(
+    "gpu_memory_free_bytes",
+    "gauge",
+    "Memory an allocation can still get (NVML memory info).",
+    _GPU,
+    "bytes",
+)
+GPU_UTILIZATION_RATIO = _metric(
+    "gpu_utilization_ratio",
+    "gauge",
+    "Share of the last sample period in which a kernel ran, 0-1 (NVML utilization rates).",
+    _GPU,
+    "percentunit",
+)
+GPU_TEMPERATURE_CELSIUS = _metric(
+    "gpu_temperature_celsius", "gauge", "Core temperature (NVML).", _GPU, "celsius"
+)
+GPU_POWER_WATTS = _metric("gpu_power_watts", "gauge", "Board power draw (NVML).", _GPU, "watt")
+GPU_PROCESSES = _metric(
+    "gpu_processes", "gauge", "Processes that hold memory on the device (NVML).", _GPU
+)
+GPU_PROCESS_MEMORY_BYTES = _metric(
+    "gpu_process_memory_bytes",
+    "gauge",
+    "Memory held by processes on the device (NVML), by owner; absent while any of them does not "
+    "tell its memory. Until a process is traced to an engine its owner is the word other.",
+    (*_GPU, "owner"),
+    "bytes",
+)
+GPU_READING_UNAVAILABLE = _metric(
+    "gpu_reading_unavailable",
+    "gauge",
+    "1 for a reading that this device or driver does not give, with the reason.",
+    (*_GPU, "reading", "reason"),
+    "bool_yes_no",
+)
+
+# --- engines --------------------------------------------------------------------------------
+
+ENGINE_INFO = _metric(
+    "engine_info",
+    "info",
+    "Identity of a vLLM engine; always 1. kv_layout says how blocks relate to tokens: uniform, "
+    "hybrid, assumed_uniform, none (an encoder) or unknown.",
+    (*_ENGINE, "target", "model", "vllm_version", "kv_cache_dtype", "kv_layout"),
+)
+ENGINE_REQUESTS_RUNNING = _metric(
+    "engine_requests_running", "gauge", "Requests being run (vllm:num_requests_running).", _ENGINE
+)
+ENGINE_REQUESTS_WAITING = _metric(
+    "engine_requests_waiting",
+    "gauge",
+    "Requests waiting (vllm:num_requests_waiting_by_reason); reason is the word unknown on "
+    "versions before 0.20, which do not tell.",
+    (*_ENGINE, "reason"),
+)
+ENGINE_PREEMPTIONS_TOTAL = _metric(
+    "engine_preemptions_total",
+    "counter",
+    "Preemptions as vLLM reports them (vllm:num_preemptions_total), carried over its restarts. "
+    "vLLM counts one only when the preempted request produces output again.",
+    _ENGINE,
+)
+ENGINE_RESTARTS_TOTAL = _metric(
+    "engine_restarts_total",
+    "counter",
+    "Restarts of the engine seen since this exporter started: its counters fell.",
+    _ENGINE,
+)
+
+# --- capacity -------------------------------------------------------------------------------
+
+KV_CAPACITY_BLOCKS = _metric(
+    "kv_capacity_blocks",
+    "gauge",
+    "KV blocks of the engine (num_gpu_blocks of vllm:cache_config_info, per engine). One of them "
+    "is vLLM's null block, which no request can hold.",
+    _ENGINE,
+)
+KV_CAPACITY_TOKENS = _metric(
+    "kv_capacity_tokens",
+    "gauge",
+    "KV capacity in tokens, as vLLM counts at start. source is engine (kv_cache_size_tokens), "
+    "computed (blocks x block size of a model known to be uniform) or assumed_uniform (the same, "
+    "while nothing is known of the model).",
+    (*_ENGINE, "source"),
+)
+KV_CAPACITY_BYTES = _metric(
+    "kv_capacity_bytes",
+    "gauge",
+    "KV capacity in bytes over all ranks of the engine; needs the model's config.json.",
+    _ENGINE,
+    "bytes",
+)
+KV_BYTES_PER_BLOCK = _metric(
+    "kv_bytes_per_block",
+    "gauge",
+    "Bytes of one KV block over all ranks of the engine; needs the model's config.json.",
+    _ENGINE,
+    "bytes",
+)
+KV_USED_RATIO = _metric(
+    "kv_used_ratio",
+    "gauge",
+    "Share of the KV blocks that live requests hold, 0-1 (vllm:kv_cache_usage_perc).",
+    _ENGINE,
+    "percentunit",
+)
+KV_USED_BYTES = _metric(
+    "kv_used_bytes",
+    "gauge",
+    "KV blocks that live requests hold, in bytes over all ranks.",
+    _ENGINE,
+    "bytes",
+)
+
+# --- headroom -------------------------------------------------------------------------------
+
+HEADROOM_BLOCKS = _metric(
+    "headroom_blocks",
+    "gauge",
+    "KV blocks free now; prefix-cached blocks that no request uses are free.",
+    _ENGINE,
+)
+HEADROOM_TOKENS = _metric(
+    "headroom_tokens", "gauge", "The free share of the KV capacity in tokens.", _ENGINE
+)
+HEADROOM_BYTES = _metric(
+    "headroom_bytes", "gauge", "Free KV blocks in bytes over all ranks.", _ENGINE, "bytes"
+)
+HEADROOM_REQUESTS = _metric(
+    "headroom_requests",
+    "gauge",
+    "How many more requests of this length fit into the free KV blocks now. context is a number "
+    "of tokens, max (max_model_len), observed (mean length of the engine's own traffic) or "
+    "observed_p95.",
+    (*_ENGINE, "context"),
+)
+HEADROOM_CONTEXT_TOKENS = _metric(
+    "headroom_context_tokens",
+    "gauge",
+    "The tokens that a context of kvheadroom_headroom_requests stands for.",
+    (*_ENGINE, "context"),
+)
+
+ALL_METRICS: Final[tuple[MetricSpec, ...]] = tuple(_SPECS.values())

@@ -1,0 +1,194 @@
+"""One engine: its reading joined with its configuration and its own past."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from kvheadroom.engine.versions import parse_version
+from kvheadroom.live.capacity import Capacity, engine_capacity
+from kvheadroom.live.counters import RunningTotal
+from kvheadroom.live.headroom import Headroom, engine_headroom
+from kvheadroom.live.traffic import TrafficLengths, TrafficWindow, lengths, observe
+from kvheadroom.model.attention import FullAttention
+from kvheadroom.readings import EngineReading, ServerReading
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What is known of a server's engines without asking them.
+
+    Attributes:
+        name: Configured name; ``None`` names engines by address.
+        shape: The model's attention, where its config.json is known and plain.
+        tensor_parallel: Ranks of one engine.
+    """
+
+    name: str | None = None
+    shape: FullAttention | None = None
+    tensor_parallel: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOptions:
+    """How engines are judged, the same for all.
+
+    Attributes:
+        context_tokens: Lengths that headroom is stated for.
+        traffic_window_seconds: How far back the traffic's own lengths reach.
+    """
+
+    context_tokens: tuple[int, ...] = (8192,)
+    traffic_window_seconds: float = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePast:
+    """What is carried from one poll of an engine to the next."""
+
+    traffic: TrafficWindow = field(default_factory=TrafficWindow)
+    preemptions: RunningTotal = field(default_factory=RunningTotal)
+    restarts: int = 0
+    generation_tokens_total: float = 0.0
+    started_unix_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """One engine as every face shows it.
+
+    Attributes:
+        engine: Stable id, the ``engine`` label.
+        target: ``host:port`` of its server.
+        reading: What its page said.
+        vllm_version: As its server reports.
+        capacity: Its KV pool; ``None`` while it has not reported one.
+        headroom: What is left of the pool; ``None`` while its usage is unknown.
+        traffic: How long its requests are; ``None`` before the first has finished.
+        preemptions_total: As reported, carried over restarts; ``None`` before the first report.
+        restarts: Restarts seen.
+    """
+
+    engine: str
+    target: str
+    reading: EngineReading
+    vllm_version: str | None
+    capacity: Capacity | None
+    headroom: Headroom | None
+    traffic: TrafficLengths | None
+    preemptions_total: float | None
+    restarts: int
+
+
+def engine_id(target: str, rank: str, name: str | None) -> str:
+    """Return the ``engine`` label: ``host:port/rank``, or the configured name.
+
+    A named server's further data-parallel ranks are ``name/1``, ``name/2``: the name of the first
+    one then stays the same whether or not the others have been seen yet.
+    """
+    if name is None:
+        return f"{target}/{rank}"
+    return name if rank == "0" else f"{name}/{rank}"
+
+
+def view_engine(
+    reading: EngineReading,
+    server: ServerReading,
+    *,
+    target: str,
+    facts: EngineFacts,
+    past: EnginePast,
+    options: ViewOptions,
+    at_seconds: float,
+) -> tuple[EngineView, EnginePast]:
+    """Return what *reading* means, and the past to hand in at the next poll.
+
+    Args:
+        reading: The engine's part of its server's page.
+        server: The whole answer.
+        target: ``host:port`` of the server.
+        facts: What is configured or was found on disk.
+        past: What the last call returned.
+        options: How to judge.
+        at_seconds: When the page was read, monotonic clock.
+    """
+    past = _advance(past, reading, server, at_seconds, options.traffic_window_seconds)
+    capacity = _capacity(reading, server, facts)
+    traffic = lengths(past.traffic)
+    view = EngineView(
+        engine=engine_id(target, reading.rank, facts.name),
+        target=target,
+        reading=reading,
+        vllm_version=server.vllm_version,
+        capacity=capacity,
+        headroom=_headroom(reading, server, capacity, traffic, options.context_tokens),
+        traffic=traffic,
+        preemptions_total=None if reading.preemptions_total is None else past.preemptions.total,
+        restarts=past.restarts,
+    )
+    return view, past
+
+
+def _advance(
+    past: EnginePast,
+    reading: EngineReading,
+    server: ServerReading,
+    at_seconds: float,
+    window_seconds: float,
+) -> EnginePast:
+    if _restarted(past, reading, server):
+        past = replace(past, restarts=past.restarts + 1, traffic=TrafficWindow())
+    reported = reading.preemptions_total
+    return replace(
+        past,
+        traffic=observe(
+            past.traffic,
+            at_seconds=at_seconds,
+            window_seconds=window_seconds,
+            prompt=reading.prompt_tokens,
+            generation=reading.generation_tokens,
+        ),
+        preemptions=past.preemptions if reported is None else past.preemptions.advanced(reported),
+        generation_tokens_total=reading.generation_tokens_total or 0.0,
+        started_unix_seconds=server.started_unix_seconds or past.started_unix_seconds,
+    )
+
+
+def _restarted(past: EnginePast, reading: EngineReading, server: ServerReading) -> bool:
+    tokens = reading.generation_tokens_total
+    if tokens is not None and tokens < past.generation_tokens_total:
+        return True
+    preemptions = reading.preemptions_total
+    if preemptions is not None and preemptions < past.preemptions.last_reported:
+        return True
+    started, before = server.started_unix_seconds, past.started_unix_seconds
+    return started is not None and before is not None and started > before + 1
+
+
+def _capacity(reading: EngineReading, server: ServerReading, facts: EngineFacts) -> Capacity | None:
+    if reading.cache_config is None:
+        return None
+    return engine_capacity(
+        reading.cache_config,
+        engines=len(server.engines),
+        version=parse_version(server.vllm_version),
+        max_model_len=server.max_model_len,
+        shape=facts.shape,
+        tensor_parallel=facts.tensor_parallel,
+    )
+
+
+def _headroom(
+    reading: EngineReading,
+    server: ServerReading,
+    capacity: Capacity | None,
+    traffic: TrafficLengths | None,
+    context_tokens: Sequence[int],
+) -> Headroom | None:
+    if capacity is None or capacity.usable_blocks == 0 or reading.kv_used_ratio is None:
+        return None
+    return engine_headroom(
+        capacity,
+        used_ratio=reading.kv_used_ratio,
+        version=parse_version(server.vllm_version),
+        context_tokens=context_tokens,
+        traffic=traffic,
+    )

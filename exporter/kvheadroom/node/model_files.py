@@ -1,0 +1,66 @@
+"""Find and read a model's config.json on this machine."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from kvheadroom.errors import ConfigError
+
+# A config.json is a few kilobytes; what is larger is something else.
+_MOST_BYTES: Final = 4 * 1024 * 1024
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """Return the config.json at *path*, or inside it when *path* is a folder.
+
+    Raises:
+        ConfigError: It cannot be read, or is not a JSON object.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"{file}: too large for a config.json")
+        data = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{file}: not a JSON object")
+    return data
+
+
+def find_config(root: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the config.json of the model that a vLLM server calls *root*, or ``None``.
+
+    Args:
+        root: ``root`` of ``/v1/models``: an absolute folder, or a hub id such as ``Qwen/Qwen3-8B``.
+        environment: Where ``HF_HUB_CACHE``, ``HF_HOME`` and ``HOME`` are looked up.
+
+    Source:
+        Layout of the Hugging Face cache: models--ORG--NAME/refs/main names a folder of snapshots.
+    """
+    if root.startswith("/"):
+        return _existing(Path(root) / "config.json")
+    cached = _hub_cache(environment) / f"models--{root.replace('/', '--')}"
+    try:
+        revision = (cached / "refs" / "main").read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return _existing(cached / "snapshots" / revision / "config.json")
+
+
+def _hub_cache(environment: Mapping[str, str]) -> Path:
+    if cache := environment.get("HF_HUB_CACHE"):
+        return Path(cache)
+    home = environment.get("HF_HOME") or Path(environment.get("HOME", "/")) / ".cache/huggingface"
+    return Path(home) / "hub"
+
+
+def _existing(path: Path) -> Path | None:
+    try:
+        return path if path.is_file() else None
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,204 @@
+"""Read one vLLM server: its page on every poll, its version and model after a restart."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+from kvheadroom.errors import ConfigError, Reason, SourceError
+from kvheadroom.node.engine_url import parse_engine_url
+from kvheadroom.node.http import EngineHttp
+from kvheadroom.node.page_reader import PageReader
+from kvheadroom.node.vllm_endpoints import (
+    MODELS_PATH,
+    VERSION_PATH,
+    ServedModel,
+    parse_models,
+    parse_version,
+)
+from kvheadroom.node.vllm_names import MEANING_OF
+from kvheadroom.node.vllm_page import read_server_page
+from kvheadroom.readings import EngineReading, ServerReading
+from kvheadroom.units import MIB
+
+PAGE_PATH: Final = "/metrics"
+# Without it, a library that prefers OpenMetrics rewrites `vllm:` to `vllm_` in the samples.
+_PAGE_TYPE: Final = "text/plain;version=0.0.4"
+_MAX_JSON_BYTES: Final = 1 * MIB
+_IDENTITY_LIFETIME_SECONDS: Final = 60.0
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTarget:
+    """Where a vLLM server is, and what opens its doors.
+
+    Attributes:
+        url: Base URL, ``http://host:8000``; credentials in it are sent as basic authentication.
+        api_key: The server's ``--api-key``, sent to ``/v1/models`` only.
+        ca_file: PEM file to trust instead of the usual authorities.
+    """
+
+    url: str = field(repr=False)
+    api_key: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """What a server said of itself, which holds until it restarts."""
+
+    asked_monotonic_seconds: float
+    version: str | None
+    model: ServedModel | None
+    endpoints: Mapping[str, Reason | None]
+
+
+class VllmSource:
+    """One vLLM server, polled; for one thread at a time.
+
+    Attributes:
+        target: ``host:port``, and the path of the base URL where it has one; no credentials.
+    """
+
+    target: Final[str]
+
+    def __init__(
+        self,
+        target: EngineTarget,
+        *,
+        deadline_seconds: float,
+        max_page_bytes: int = 16 * MIB,
+    ) -> None:
+        """Prepare to read *target*; nothing is sent yet.
+
+        Args:
+            target: The server.
+            deadline_seconds: How long one poll may take in all.
+            max_page_bytes: Largest page that is read.
+
+        Raises:
+            ConfigError: The URL is none, the key cannot be one, or the ``ca_file`` cannot be read.
+        """
+        url = parse_engine_url(target.url)
+        self.target = url.address
+        try:
+            self._http: Final = EngineHttp(url, ca_file=target.ca_file)
+        except OSError as error:
+            raise ConfigError(f"{target.ca_file}: no certificates can be read from it") from error
+        self._api_key: Final = _checked_key(target.api_key)
+        self._deadline_seconds: Final = deadline_seconds
+        self._max_page_bytes: Final = max_page_bytes
+        self._reader: Final = PageReader(MEANING_OF)
+        self._last_page: ServerReading | None = None
+        self._identity: _Identity | None = None
+
+    def read(self) -> ServerReading:
+        """Return what the server tells now.
+
+        Raises:
+            SourceError: The page could not be read whole, in time, or as a vLLM page.
+        """
+        started = time.monotonic()
+        deadline = started + self._deadline_seconds
+        last_page, self._last_page = self._last_page, None
+        if last_page is None:
+            self._identity = None
+        page = self._read_page(deadline)
+        if last_page is not None and has_restarted(last_page, page):
+            self._identity = None
+        self._last_page = page
+        known = self._identity
+        if known is None or started - known.asked_monotonic_seconds >= _IDENTITY_LIFETIME_SECONDS:
+            self._identity = known = self._ask_identity(known, deadline)
+        return replace(
+            page,
+            vllm_version=known.version,
+            max_model_len=known.model.max_model_len if known.model else None,
+            model_root=known.model.root if known.model else None,
+            endpoints=known.endpoints,
+        )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def _read_page(self, deadline: float) -> ServerReading:
+        body = self._http.get(
+            PAGE_PATH,
+            accept=_PAGE_TYPE,
+            deadline_monotonic_seconds=deadline,
+            max_bytes=self._max_page_bytes,
+        )
+        model = self._identity.model if self._identity else None
+        served_name = model.name if model else None
+        try:
+            return read_server_page(body, self._reader, served_name=served_name)
+        except SourceError as error:
+            raise SourceError(error.reason, f"{self._http.shown(PAGE_PATH)}: {error}") from error
+
+    def _ask_identity(self, known: _Identity | None, deadline: float) -> _Identity:
+        """Ask what only changes with a restart; what does not answer now keeps what it said before.
+
+        The page waits for this, so each question gets half of the time that is left.
+        """
+        version, version_reason = self._ask(VERSION_PATH, parse_version, deadline)
+        model, model_reason = self._ask(MODELS_PATH, parse_models, deadline, self._api_key)
+        return _Identity(
+            asked_monotonic_seconds=time.monotonic(),
+            version=version or (known.version if known else None),
+            model=model or (known.model if known else None),
+            endpoints=MappingProxyType({VERSION_PATH: version_reason, MODELS_PATH: model_reason}),
+        )
+
+    def _ask(
+        self,
+        path: str,
+        parse: Callable[[bytes], _Answer],
+        deadline: float,
+        bearer: str | None = None,
+    ) -> tuple[_Answer | None, Reason | None]:
+        now = time.monotonic()
+        try:
+            body = self._http.get(
+                path,
+                accept="application/json",
+                deadline_monotonic_seconds=now + (deadline - now) / 2,
+                max_bytes=_MAX_JSON_BYTES,
+                bearer=bearer,
+            )
+            return parse(body), None
+        except SourceError as error:
+            return None, error.reason
+
+
+def _checked_key(api_key: str | None) -> str | None:
+    if api_key is None:
+        return None
+    key = api_key.strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError("an engine's API key must be one line of ASCII")
+    return key
+
+
+def has_restarted(before: ServerReading, now: ServerReading) -> bool:
+    """Tell whether the server behind two successive pages is not the same process any more."""
+    if before.started_unix_seconds is not None and now.started_unix_seconds is not None:
+        return before.started_unix_seconds != now.started_unix_seconds
+    earlier = {engine.rank: engine for engine in before.engines}
+    return any(
+        later < sooner
+        for engine in now.engines
+        if engine.rank in earlier
+        for sooner, later in zip(_counters(earlier[engine.rank]), _counters(engine), strict=True)
+        if sooner is not None and later is not None
+    )
+
+
+def _counters(engine: EngineReading) -> Iterator[float | None]:
+    yield engine.preemptions_total
+    yield engine.prompt_tokens_total
+    yield engine.generation_tokens_total
+    yield sum(engine.finished_total.values())

@@ -1,0 +1,68 @@
+"""What is known of a server's engines without asking them: the model's config.json."""
+
+import logging
+from pathlib import Path
+
+from kvheadroom.errors import ConfigError, ModelConfigError
+from kvheadroom.live.engine_view import EngineFacts
+from kvheadroom.model.attention import FullAttention, read_full_attention
+from kvheadroom.node.model_files import find_config, read_config
+from kvheadroom.readings import ServerReading
+
+_log = logging.getLogger(__name__)
+
+
+class EngineFactsSource:
+    """Gives the facts of one server's engines; a file is read once.
+
+    Args:
+        name: Configured name of the server.
+        model_config: Configured config.json; ``None`` looks for it.
+        tensor_parallel: Ranks of one engine.
+        discovery: Look for the config.json where the server says its model is.
+
+    Raises:
+        ConfigError: The configured config.json cannot be read.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str | None,
+        model_config: Path | None,
+        tensor_parallel: int,
+        discovery: bool,
+    ) -> None:
+        self._name = name
+        self._tensor_parallel = tensor_parallel
+        self._discovery = discovery and model_config is None
+        self._root: str | None = None
+        self._shape = _read_shape(model_config) if model_config is not None else None
+
+    def __call__(self, reading: ServerReading) -> EngineFacts:
+        """Return the facts, given what the server says of its model."""
+        root = reading.model_root
+        if self._discovery and root is not None and root != self._root:
+            self._root = root
+            self._shape = _discover_shape(root)
+        return EngineFacts(
+            name=self._name, shape=self._shape, tensor_parallel=self._tensor_parallel
+        )
+
+
+def _discover_shape(root: str) -> FullAttention | None:
+    path = find_config(root)
+    try:
+        return _read_shape(path) if path is not None else None
+    except ConfigError as error:
+        _log.warning("model config found but not used: %s", error)
+        return None
+
+
+def _read_shape(path: Path) -> FullAttention | None:
+    config = read_config(path)
+    try:
+        return read_full_attention(config)
+    except ModelConfigError as error:
+        _log.warning("no KV bytes for %s: %s", path, error)
+        return None

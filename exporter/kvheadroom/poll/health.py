@@ -1,0 +1,77 @@
+"""How a source fares, poll by poll: up or down, why, and the failures counted."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from kvheadroom.errors import HTTP_REASONS, NVML_REASONS, Reason, SourceError
+from kvheadroom.readings import SourceHealth, SourceKind
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def unpolled(source: SourceKind, target: str) -> SourceHealth:
+    """Return the health of a source before its first poll: down, every failure count at 0."""
+    reasons: tuple[Reason, ...] = NVML_REASONS if source == "nvml" else HTTP_REASONS
+    return SourceHealth(
+        source=source,
+        target=target,
+        up=False,
+        reason=None,
+        detail="not polled yet",
+        failures=dict.fromkeys(reasons, 0),
+    )
+
+
+def succeeded(health: SourceHealth, duration_seconds: float) -> SourceHealth:
+    """Return *health* after a poll that gave data."""
+    if not health.up:
+        _log.info("source up source=%s target=%s", health.source, health.target)
+    return replace(
+        health,
+        up=True,
+        reason=None,
+        detail=None,
+        duration_seconds=duration_seconds,
+        last_success_unix_seconds=time.time(),
+    )
+
+
+def failed(
+    health: SourceHealth, reason: Reason, detail: str, duration_seconds: float
+) -> SourceHealth:
+    """Return *health* after a poll that gave none, the failure counted."""
+    if health.up or health.reason != reason:
+        _log.warning(
+            "source down source=%s target=%s reason=%s detail=%r",
+            health.source,
+            health.target,
+            reason,
+            detail,
+        )
+    return replace(
+        health,
+        up=False,
+        reason=reason,
+        detail=detail,
+        failures={**health.failures, reason: health.failures.get(reason, 0) + 1},
+        duration_seconds=duration_seconds,
+    )
+
+
+def attempt(read: Callable[[], T]) -> tuple[T | None, SourceError | None, float]:
+    """Return what *read* gave, or why it gave nothing, and how long it took in seconds."""
+    started = time.monotonic()
+    try:
+        return read(), None, time.monotonic() - started
+    except SourceError as error:
+        return None, error, time.monotonic() - started
+    except Exception as error:  # noqa: BLE001  (one source's bug must not end the others)
+        _log.warning("internal error while polling: %s", type(error).__name__)
+        _log.debug("traceback of the internal error", exc_info=True)
+        detail = f"internal error: {type(error).__name__} (run with --log.level debug)"
+        return None, SourceError("internal", detail), time.monotonic() - started

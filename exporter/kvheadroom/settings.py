@@ -1,0 +1,285 @@
+"""What the operator decided: one frozen record from flags, environment, file and defaults."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from kvheadroom.errors import ConfigError
+from kvheadroom.node.engine_url import engine_address
+from kvheadroom.strict_yaml import FileRecord, load_record
+from kvheadroom.units import parse_duration, parse_token_count
+
+DEFAULT_PORT: Final = 10420
+
+LogFormat = Literal["logfmt", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+# A poll must end before the next one is due; what is left is for judging and rendering.
+_TIMEOUT_SHARE: Final = 0.8
+_LONGEST_TIMEOUT_SECONDS: Final = 4.0
+
+
+class EngineInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
+    """One entry of ``engines`` in the configuration file."""
+
+    url: str
+    name: str | None = None
+    api_key_file: str | None = None
+    api_key_env: str | None = None
+    model_config: str | None = None
+    tensor_parallel_size: int = 1
+
+
+class PollInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
+    """``poll`` in the configuration file."""
+
+    interval: str | None = None
+    timeout: str | None = None
+
+
+class WebInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
+    """``web`` in the configuration file."""
+
+    listen_addresses: tuple[str, ...] = ()
+    telemetry_path: str | None = None
+    config_file: str | None = None
+
+
+class LogInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
+    """``log`` in the configuration file."""
+
+    level: LogLevel | None = None
+    format: LogFormat | None = None
+
+
+class SettingsFile(FileRecord, frozen=True, forbid_unknown_fields=True):
+    """The whole configuration file; a flag beats it, it beats a default."""
+
+    engines: tuple[EngineInFile, ...] = ()
+    discovery: bool = True
+    nvml: bool = True
+    contexts: tuple[str | int, ...] = ()
+    traffic_window: str | None = None
+    model_config: str | None = None
+    poll: PollInFile = PollInFile()
+    web: WebInFile = WebInFile()
+    log: LogInFile = LogInFile()
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The command line and the environment; ``None`` and empty mean not given."""
+
+    config_file: Path | None = None
+    engines: tuple[str, ...] = ()
+    no_discovery: bool = False
+    no_nvml: bool = False
+    api_key_file: Path | None = None
+    poll_interval: str | None = None
+    poll_timeout: str | None = None
+    contexts: tuple[str, ...] = ()
+    traffic_window: str | None = None
+    model_configs: tuple[str, ...] = ()
+    listen_addresses: tuple[str, ...] = ()
+    telemetry_path: str | None = None
+    web_config_file: Path | None = None
+    log_level: LogLevel | None = None
+    log_format: LogFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """One vLLM server to watch.
+
+    Attributes:
+        url: Base URL, credentials included.
+        address: The same server without them; no two engines share one.
+        name: What its engines are called; ``None`` calls them by address.
+        api_key: For its ``/v1/models``.
+        model_config: The model's config.json.
+        tensor_parallel: Ranks of one engine.
+    """
+
+    url: str = field(repr=False)
+    address: str
+    name: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    model_config: Path | None = None
+    tensor_parallel: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything the daemon is told.
+
+    Attributes:
+        engines: vLLM servers to watch.
+        discovery: Look for a model's config.json on this machine.
+        nvml: Read the GPUs.
+        poll_interval_seconds: From one poll of a source to the next.
+        poll_timeout_seconds: What one poll of one source may take.
+        context_tokens: Request lengths that headroom is stated for.
+        traffic_window_seconds: How far back the traffic's own request length reaches.
+        listen_addresses: Host and port pairs; an empty host is every interface.
+        telemetry_path: Where the exposition is served.
+        web_config_file: TLS and basic auth, in exporter-toolkit's format.
+        log_level: Least severe level that is logged.
+        log_format: How a log line is written.
+        files: Files whose change means a reload.
+    """
+
+    engines: tuple[EngineSettings, ...] = ()
+    discovery: bool = True
+    nvml: bool = True
+    poll_interval_seconds: float = 5.0
+    poll_timeout_seconds: float = _LONGEST_TIMEOUT_SECONDS
+    context_tokens: tuple[int, ...] = (8192,)
+    traffic_window_seconds: float = 900.0
+    listen_addresses: tuple[tuple[str, int], ...] = (("", DEFAULT_PORT),)
+    telemetry_path: str = "/metrics"
+    web_config_file: Path | None = None
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "logfmt"
+    files: tuple[Path, ...] = ()
+
+
+def resolve(flags: Flags, environment: Mapping[str, str] = os.environ) -> Settings:
+    """Return the settings that *flags*, their configuration file and the defaults add up to.
+
+    Raises:
+        ConfigError: A value, a file or a key in it cannot be honoured; one line says which.
+    """
+    file = load_record(flags.config_file, SettingsFile) if flags.config_file else SettingsFile()
+    interval = parse_duration(flags.poll_interval or file.poll.interval or "5s")
+    timeout_text = flags.poll_timeout or file.poll.timeout
+    default_timeout = min(_LONGEST_TIMEOUT_SECONDS, interval * _TIMEOUT_SHARE)
+    timeout = parse_duration(timeout_text) if timeout_text else default_timeout
+    if timeout >= interval:
+        raise ConfigError(
+            f"poll timeout ({timeout:g} s) must be shorter than the poll interval ({interval:g} s)"
+        )
+    contexts = flags.contexts or tuple(str(context) for context in file.contexts) or ("8192",)
+    listen = flags.listen_addresses or file.web.listen_addresses or (f":{DEFAULT_PORT}",)
+    web_config = flags.web_config_file or _beside(flags.config_file, file.web.config_file)
+    engines = _engines(flags, file, environment)
+    watched = (
+        flags.config_file,
+        flags.api_key_file,
+        *(engine.model_config for engine in engines),
+        *(_beside(flags.config_file, engine.api_key_file) for engine in file.engines),
+    )
+    return Settings(
+        engines=engines,
+        discovery=file.discovery and not flags.no_discovery,
+        nvml=file.nvml and not flags.no_nvml,
+        poll_interval_seconds=interval,
+        poll_timeout_seconds=timeout,
+        context_tokens=tuple(dict.fromkeys(parse_token_count(context) for context in contexts)),
+        traffic_window_seconds=parse_duration(flags.traffic_window or file.traffic_window or "15m"),
+        listen_addresses=tuple(parse_listen_address(address) for address in listen),
+        telemetry_path=flags.telemetry_path or file.web.telemetry_path or "/metrics",
+        web_config_file=web_config,
+        log_level=flags.log_level or file.log.level or "info",
+        log_format=flags.log_format or file.log.format or "logfmt",
+        files=tuple(path for path in watched if path is not None),
+    )
+
+
+def parse_listen_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``:10420``, ``127.0.0.1:10420`` or ``[::1]:10420``.
+
+    Raises:
+        ConfigError: No port, or not one.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host) != ("[" in host):  # noqa: PLR2004
+        raise ConfigError(f"not a listen address: {text!r} (write HOST:PORT, :PORT or [IPV6]:PORT)")
+    return host.strip("[]"), int(port)
+
+
+def _engines(
+    flags: Flags, file: SettingsFile, environment: Mapping[str, str]
+) -> tuple[EngineSettings, ...]:
+    for_all, by_address = _model_configs(flags, file)
+    shared_key = _read_key(flags.api_key_file) or environment.get("KVHEADROOM_API_KEY") or None
+    given = tuple(EngineInFile(url=url) for url in flags.engines) or file.engines
+    engines = tuple(
+        EngineSettings(
+            url=_with_scheme(engine.url),
+            address=(address := engine_address(_with_scheme(engine.url))),
+            name=engine.name,
+            api_key=_engine_key(engine, flags.config_file, environment) or shared_key,
+            model_config=by_address.pop(address, None)
+            or _beside(flags.config_file, engine.model_config)
+            or for_all,
+            tensor_parallel=_positive("tensor_parallel_size", engine.tensor_parallel_size),
+        )
+        for engine in given
+    )
+    if by_address:
+        raise ConfigError(f"--model-config names no --engine: {next(iter(by_address))}")
+    _refuse_repeats(engines)
+    return engines
+
+
+def _model_configs(flags: Flags, file: SettingsFile) -> tuple[Path | None, dict[str, Path]]:
+    for_all = _beside(flags.config_file, file.model_config)
+    by_address: dict[str, Path] = {}
+    for given in flags.model_configs:
+        url, equals, path = given.rpartition("=")
+        if equals and "://" in url:
+            by_address[engine_address(url)] = Path(path)
+        else:
+            for_all = Path(given)
+    return for_all, by_address
+
+
+def _refuse_repeats(engines: tuple[EngineSettings, ...]) -> None:
+    addresses = [engine.address for engine in engines]
+    names = [engine.name for engine in engines if engine.name is not None]
+    for kind, values in (("engine", addresses), ("engine name", names)):
+        repeated = next((value for value in values if values.count(value) > 1), None)
+        if repeated is not None:
+            raise ConfigError(f"{kind} given twice: {repeated}")
+
+
+def _with_scheme(text: str) -> str:
+    return text if "://" in text else f"http://{text}"
+
+
+def _engine_key(
+    engine: EngineInFile, config_file: Path | None, environment: Mapping[str, str]
+) -> str | None:
+    if engine.api_key_file is not None:
+        return _read_key(_beside(config_file, engine.api_key_file))
+    if engine.api_key_env is None:
+        return None
+    key = environment.get(engine.api_key_env)
+    if not key:
+        raise ConfigError(f"api_key_env: the environment has no {engine.api_key_env}")
+    return key
+
+
+def _read_key(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(f"API key file {path}: cannot be read: {reason}") from error
+
+
+def _beside(config_file: Path | None, text: str | None) -> Path | None:
+    # Paths in a file are relative to that file, as exporter-toolkit reads its own.
+    if text is None or config_file is None:
+        return None
+    return config_file.parent / text
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise ConfigError(f"{name} must be 1 or more, not {value}")
+    return value

@@ -1,0 +1,85 @@
+"""Read a YAML file into a frozen record, or say in one line what is wrong with it."""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+import yaml
+
+from kvheadroom.errors import ConfigError
+
+_UNKNOWN_FIELD: Final = re.compile(r"unknown field `(?P<name>[^`]*)`(?: - at `(?P<at>[^`]*)`)?")
+
+
+class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mapping in a configuration file; a key that is not a field is an error."""
+
+
+Record = TypeVar("Record", bound=FileRecord)
+
+
+def load_record(path: Path, record: type[Record]) -> Record:
+    """Return the *record* that the YAML file at *path* holds; an empty file is all defaults.
+
+    Raises:
+        ConfigError: The file cannot be read, is not YAML, or does not fit *record*.
+    """
+    try:
+        data = yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506  (a safe loader, in C)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML: {_one_line(error)}") from error
+    try:
+        return msgspec.convert({} if data is None else data, record)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {_explain(str(error), record)}") from error
+
+
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _one_line(error: Exception) -> str:
+    # The mark holds the file's text around the fault, which may be a secret.
+    mark = getattr(error, "problem_mark", None)
+    where = f" at line {mark.line + 1}" if mark else ""
+    return f"{getattr(error, 'problem', None) or type(error).__name__}{where}"
+
+
+def _explain(message: str, record: type[FileRecord]) -> str:
+    """Return *message* with the nearest right key where the fault is an unknown one."""
+    match = _UNKNOWN_FIELD.search(message)
+    if match is None:
+        # The library shows the place as `$.a[0].b`, which reads well without its root.
+        return message.replace("`$.", "`").replace(" - at `$`", "")
+    name = match["name"]
+    path = (match["at"] or "$").removeprefix("$").removeprefix(".")
+    where = f" in {path}" if path else ""
+    nearest = difflib.get_close_matches(name, _field_names(record, path), n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"unknown key {name!r}{where}{hint}"
+
+
+def _field_names(record: type[FileRecord], path: str) -> list[str]:
+    """Return the keys allowed at *path* (``engines[0]``) inside *record*."""
+    kind: Any = msgspec.inspect.type_info(record)
+    for step in (part for part in re.split(r"\.|(?=\[)", path) if part):
+        kind = _inner(kind, step)
+    kind = _struct(kind)
+    return [field.encode_name for field in kind.fields] if kind is not None else []
+
+
+def _inner(kind: Any, step: str) -> Any:  # noqa: ANN401  (msgspec's type tree has no common base)
+    if step.startswith("["):
+        return getattr(kind, "item_type", getattr(kind, "value_type", None))
+    struct = _struct(kind)
+    fields = struct.fields if struct is not None else ()
+    found = next((field.type for field in fields if field.encode_name == step), None)
+    return next((k for k in getattr(found, "types", ()) if hasattr(k, "fields")), found)
+
+
+def _struct(kind: Any) -> Any:  # noqa: ANN401
+    options = getattr(kind, "types", (kind,))
+    return next((option for option in options if hasattr(option, "fields")), None)

@@ -1,0 +1,96 @@
+"""The house: every module has a floor, and imports point down only."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "exporter" / "kvheadroom"
+
+# Lowest first. A module may import from its own floor and from any below it.
+FLOORS = (
+    {"__init__", "errors", "units"},
+    {"model"},
+    {"engine"},
+    {"readings"},
+    {"live"},
+    {"node"},
+    {"poll"},
+    {"faces"},
+    {"demo"},
+    {"strict_yaml"},
+    {"settings"},
+    {"logs", "health_check", "web_config"},
+    {"daemon"},
+    {"cli"},
+    {"__main__"},
+)
+# Floors that a notebook may import: nothing but the standard library and lower floors.
+DOMAIN = {"errors", "units", "model", "engine", "readings", "live"}
+# Not simply downwards: what the design allows each of these to see.
+NARROWER = {
+    "node": {"__init__", "errors", "units", "readings", "node"},
+    "demo": {"__init__", "errors", "units", "readings", "node", "demo"},
+    "faces": {"__init__", "errors", "units", "readings", "live", "faces"},
+}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def floor_name(path: Path) -> str:
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "kvheadroom":
+                names |= {f"kvheadroom.{alias.name}" for alias in node.names}
+            else:
+                names.add(node.module)
+    return names
+
+
+def imported_floors(path: Path) -> set[str]:
+    inside = {name for name in imported_modules(path) if name.startswith("kvheadroom")}
+    found = {name.split(".")[1] if "." in name else "__init__" for name in inside}
+    return {"__init__" if name.startswith("__version") else name for name in found}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    """A module imports from its own floor or a lower one, and every module has a floor."""
+    height = {name: number for number, names in enumerate(FLOORS) for name in names}
+
+    own = floor_name(path)
+
+    assert own in height, f"give {own} a floor in {Path(__file__).name}"
+    upward = {name for name in imported_floors(path) if height[name] > height[own]}
+    assert not upward
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_floor_sees_only_what_the_design_gives_it(path: Path) -> None:
+    """The outside world knows no meaning, and the faces know no sources."""
+    allowed = NARROWER.get(floor_name(path))
+
+    assert allowed is None or imported_floors(path) <= allowed
+
+
+def test_the_domain_is_standard_library_only() -> None:
+    """What a notebook imports pulls in no third-party library."""
+    third_party = {
+        "apscheduler", "bcrypt", "click", "httptools", "msgspec", "prometheus_client", "pynvml",
+        "requests", "rich", "starlette", "urllib3", "uvicorn", "yaml",
+    }  # fmt: skip
+
+    for path in modules():
+        if floor_name(path) in DOMAIN:
+            roots = {name.split(".")[0] for name in imported_modules(path)}
+            assert not roots & third_party, path
