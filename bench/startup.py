@@ -33,7 +33,9 @@ def _seconds_to_first_scrape() -> float:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            port = next(int(m[1]) for line in process.stderr if (m := re.search(r":(\d+) ver", line)))
+            port = next(
+                int(m[1]) for line in process.stderr if (m := re.search(r"url=http\S+:(\d+)", line))
+            )
             # Complete: every source up, three engines with their headroom or their layout.
             while _get(port).count(b"\nkvheadroom_engine_info{") < 3:
                 time.sleep(0.005)

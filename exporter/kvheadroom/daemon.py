@@ -66,6 +66,7 @@ def serve_node(flags: Flags) -> int:
         ConfigError: The settings cannot be honoured, or an address cannot be listened on.
     """
     settings = resolve(flags)
+    set_up_logs(settings.log_level, settings.log_format)
     latest = _Latest()
     watch = NodeWatch(latest.publish)
     _configure(watch, settings, _gpu_source)
@@ -91,6 +92,7 @@ def serve_demo(flags: Flags, *, profile: str, seed: int, speed: float) -> int:
         for server in node.servers
     )
     settings = resolve(flags)
+    set_up_logs(settings.log_level, settings.log_format)
     latest = _Latest()
     watch = NodeWatch(latest.publish)
     node.start()
@@ -110,9 +112,7 @@ def describe_settings(flags: Flags) -> Iterator[str]:
     settings = resolve(flags)
     options = web_options(settings)
     servers = tuple(_watched(engine, settings) for engine in settings.engines)
-    make_app(
-        latest=lambda: _rendered(Snapshot()), landing=str, ready=lambda: True, options=options
-    )
+    make_app(latest=lambda: _rendered(Snapshot()), landing=str, ready=lambda: True, options=options)
     yield "configuration is valid"
     yield f"poll every {settings.poll_interval_seconds:g} s"
     yield f"gpus: {'NVML' if settings.nvml else 'not read'}"
@@ -171,19 +171,22 @@ def _reload(
         settings = resolve(flags)
         _configure(watch, settings, open_gpus)
     except ConfigError as error:
-        _log.error("reload refused, the older configuration stays: %s", error)
+        _log.error("reload refused, the older configuration stays", extra=_detail(error))
         watch.refuse_config()
         return
     for name in ("listen_addresses", "telemetry_path", "web_config_file", "log_format"):
         if getattr(settings, name) != getattr(started_with, name):
-            _log.warning("%s changed; it takes effect at the next start", name)
-    _log.info("configuration reloaded engines=%d", len(settings.engines))
+            _log.warning("takes effect at the next start", extra={"fields": {"setting": name}})
+    _log.info("configuration reloaded", extra={"fields": {"engines": len(settings.engines)}})
+
+
+def _detail(error: ConfigError) -> dict[str, dict[str, str]]:
+    return {"fields": {"detail": str(error)}}
 
 
 def _live(
     settings: Settings, latest: _Latest, watch: NodeWatch, *, reload: Callable[[], None]
 ) -> int:
-    set_up_logs(settings.log_level, settings.log_format)
     # Signals are taken where we wait for them and nowhere else; threads inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     options = web_options(settings)
@@ -209,7 +212,8 @@ def _start_server(latest: _Latest, options: WebOptions) -> WebServer:
     for host, port in server.addresses:
         scheme = "http" if options.tls is None else "https"
         shown = f"[{host}]" if ":" in host else host
-        _log.info("listening url=%s://%s:%d version=%s", scheme, shown, port, __version__)
+        fields = {"url": f"{scheme}://{shown}:{port}", "version": __version__}
+        _log.info("listening", extra={"fields": fields})
     return server
 
 
@@ -219,7 +223,8 @@ def _wait_for_the_end(files: tuple[Path, ...], reload: Callable[[], None]) -> No
     while True:
         received = signal.sigtimedwait(_SIGNALS, _FILE_CHECK_SECONDS)
         if received is not None and received.si_signo != signal.SIGHUP:
-            _log.info("stopping signal=%s", signal.Signals(received.si_signo).name)
+            name = signal.Signals(received.si_signo).name
+            _log.info("stopping", extra={"fields": {"signal": name}})
             return
         now = _stamps(files)
         if received is not None or now != stamps:

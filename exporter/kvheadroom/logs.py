@@ -1,4 +1,8 @@
-"""Log lines on stderr, as logfmt or JSON, one event a line."""
+"""Log lines on stderr, as logfmt or JSON, one event a line.
+
+A caller names its event in the message and hands the rest over as
+``extra={"fields": {...}}``, which both formats write as fields of their own.
+"""
 
 import json
 import logging
@@ -31,6 +35,7 @@ def _fields(record: logging.LogRecord, formatter: logging.Formatter) -> dict[str
         "logger": record.name.removeprefix("kvheadroom."),
         "msg": record.getMessage(),
     }
+    fields |= {key: str(value) for key, value in getattr(record, "fields", {}).items()}
     if record.exc_info:
         fields["traceback"] = formatter.formatException(record.exc_info)
     return fields

@@ -1,8 +1,7 @@
-"""What end-to-end tests share: page servers, recorded pages."""
+"""What end-to-end tests share: page servers, and answers that hang."""
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from tests.e2e.page_server import PageServer
@@ -28,14 +27,3 @@ def release() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
-
-
-@pytest.fixture
-def evidence() -> Callable[[str], bytes]:
-    """Read a recorded page by its path below tests/evidence."""
-    folder = Path(__file__).parent.parent / "evidence"
-
-    def read(name: str) -> bytes:
-        return (folder / name).read_bytes()
-
-    return read

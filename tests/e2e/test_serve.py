@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.e2e.exporter import Exporter
 from tests.e2e.page_server import PageServer, answer, hang
+from tests.unit.evidence import page as recorded
 
 Servers = Callable[[], PageServer]
-Evidence = Callable[[str], bytes]
 
 QUICK = ("--no-nvml", "--poll.interval", "200ms")
 
@@ -21,9 +21,9 @@ def serve(*arguments: str, **environment: str) -> Exporter:
     return Exporter("serve", *QUICK, *arguments, environment=environment)
 
 
-def test_a_real_page_comes_out_as_headroom(servers: Servers, evidence: Evidence) -> None:
+def test_a_real_page_comes_out_as_headroom(servers: Servers) -> None:
     """The page of a preempting vLLM 0.32.0: 190 of 199 usable blocks of 128 tokens are held."""
-    server = servers().page(evidence("pages/real-0.32.0-preempting-counter-lags.prom"))
+    server = servers().page(recorded("pages/real-0.32.0-preempting-counter-lags"))
     server.routes["/version"] = answer(b'{"version": "0.32.0"}')
     server.routes["/v1/models"] = answer(
         b'{"data": [{"id": "tiny", "root": "/m", "parent": null, "max_model_len": 2048}]}'
@@ -68,13 +68,11 @@ def test_every_source_dead_or_hanging_leaves_metrics_alive(
         assert exporter.get("/metrics")[0] == 200
 
 
-def test_a_hanging_engine_delays_no_other(
-    servers: Servers, evidence: Evidence, release: threading.Event
-) -> None:
+def test_a_hanging_engine_delays_no_other(servers: Servers, release: threading.Event) -> None:
     """The living engine's reading is never older than two intervals while the other hangs."""
     hanging = servers()
     hanging.routes["/metrics"] = hang(release)
-    living = servers().page(evidence("pages/made-healthy-20pct.prom"))
+    living = servers().page(recorded("pages/made-healthy-20pct"))
 
     with Exporter(
         "serve", "--no-nvml", "--poll.interval", "1s", "--engine", hanging.url,
@@ -91,9 +89,9 @@ def test_a_hanging_engine_delays_no_other(
         assert oldest < 2.0
 
 
-def test_a_source_that_dies_takes_its_series_with_it(servers: Servers, evidence: Evidence) -> None:
+def test_a_source_that_dies_takes_its_series_with_it(servers: Servers) -> None:
     """Nothing stale is served as live; what the source counted stays counted."""
-    server = servers().page(evidence("pages/made-healthy-20pct.prom"))
+    server = servers().page(recorded("pages/made-healthy-20pct"))
 
     with serve("--engine", server.url) as exporter:
         exporter.wait_for("kv_used_ratio", 0.20, engine=f"{server.target}/0")
@@ -102,7 +100,7 @@ def test_a_source_that_dies_takes_its_series_with_it(servers: Servers, evidence:
 
         assert exporter.value("kv_used_ratio") is None
 
-        server.page(evidence("pages/made-healthy-20pct.prom"))
+        server.page(recorded("pages/made-healthy-20pct"))
         exporter.wait_for("kv_used_ratio", 0.20, engine=f"{server.target}/0")
 
 
@@ -124,11 +122,9 @@ def test_sigterm_ends_it_within_two_seconds(
         assert exporter.process.returncode == 0
 
 
-def test_a_reload_adds_an_engine_and_keeps_history(
-    tmp_path: Path, servers: Servers, evidence: Evidence
-) -> None:
+def test_a_reload_adds_an_engine_and_keeps_history(tmp_path: Path, servers: Servers) -> None:
     """A changed file is read by itself, and what was counted stays counted."""
-    page = evidence("pages/made-modern-97pct.prom")
+    page = recorded("pages/made-modern-97pct")
     first, second = servers().page(page), servers().page(page)
     config = tmp_path / "kvheadroom.yml"
     config.write_text(
@@ -152,10 +148,10 @@ def test_a_reload_adds_an_engine_and_keeps_history(
 
 
 def test_a_bad_reload_keeps_the_old_configuration_and_says_so(
-    tmp_path: Path, servers: Servers, evidence: Evidence
+    tmp_path: Path, servers: Servers
 ) -> None:
     """The exporter goes on as before, and a metric can be alerted on."""
-    server = servers().page(evidence("pages/made-healthy-20pct.prom"))
+    server = servers().page(recorded("pages/made-healthy-20pct"))
     config = tmp_path / "kvheadroom.yml"
     good = f"nvml: false\npoll: {{interval: 200ms}}\nengines: [{{url: '{server.url}'}}]\n"
     config.write_text(good)
@@ -178,9 +174,9 @@ def test_a_bad_reload_keeps_the_old_configuration_and_says_so(
 SECRET = "sk-never-shown"
 
 
-def test_no_secret_leaves_the_process(tmp_path: Path, servers: Servers, evidence: Evidence) -> None:
+def test_no_secret_leaves_the_process(tmp_path: Path, servers: Servers) -> None:
     """Not in a metric, the page, the log or the process title, working or failing."""
-    server, dead = servers().page(evidence("pages/made-healthy-20pct.prom")), "127.0.0.1:9"
+    server, dead = servers().page(recorded("pages/made-healthy-20pct")), "127.0.0.1:9"
     key = tmp_path / "key"
     key.write_text(SECRET)
     config = tmp_path / "kvheadroom.yml"
@@ -210,10 +206,10 @@ def test_no_secret_leaves_the_process(tmp_path: Path, servers: Servers, evidence
 
 
 def test_nothing_is_written_into_vllms_multiprocess_folder(
-    tmp_path: Path, servers: Servers, evidence: Evidence
+    tmp_path: Path, servers: Servers
 ) -> None:
     """Sharing an environment with vLLM must not pollute vLLM's metrics."""
-    server = servers().page(evidence("pages/made-healthy-20pct.prom"))
+    server = servers().page(recorded("pages/made-healthy-20pct"))
 
     with serve("--engine", server.url, PROMETHEUS_MULTIPROC_DIR=str(tmp_path)) as exporter:
         exporter.wait_for("source_up", 1, target=server.target)

@@ -108,6 +108,18 @@ def test_an_answer_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(recorded.hashes) == 2
 
 
+def test_the_same_credentials_at_once_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scrapers that start together wait for one another's bcrypt instead of adding their own."""
+    recorded = Recorded(monkeypatch, {"alice": VECTOR}, seconds=0.02)
+
+    async def together() -> list[str]:
+        header = basic("alice", VECTOR_PASSWORD)
+        return await asyncio.gather(*(recorded.check.verdict(header) for _ in range(5)))
+
+    assert run(together()) == ["granted"] * 5
+    assert len(recorded.hashes) == 1
+
+
 def test_many_guesses_do_not_push_a_known_scraper_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is remembered of failures is bounded, and apart from what is remembered of users."""
     recorded = Recorded(monkeypatch, {"alice": VECTOR})
@@ -193,7 +205,9 @@ def test_a_name_may_be_in_any_script() -> None:
     assert run(check.verdict(basic("müller", VECTOR_PASSWORD))) == "granted"
 
 
-@pytest.mark.parametrize("secret", ["hunter2", "$2y$10$tooshort", "$1$abc$def", VECTOR + "x"])
+@pytest.mark.parametrize(
+    "secret", ["hunter2", "$2y$10$tooshort", "$1$abc$def", VECTOR + "x", "$2y$10$" + "C" * 53]
+)
 def test_what_is_no_hash_is_refused_and_not_repeated(secret: str) -> None:
     """A plain password in the file stops the start, and does not reach the log."""
     with pytest.raises(ConfigError, match="alice") as refused:

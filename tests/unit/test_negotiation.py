@@ -87,11 +87,16 @@ def test_the_spelling_of_a_range_does_not_matter(accept: str) -> None:
     assert prefers_openmetrics(accept)
 
 
-def test_the_most_specific_range_decides() -> None:
-    """RFC 9110, section 12.5.1: a wildcard's weight gives way to the type's own."""
-    assert not prefers_openmetrics(
-        "text/plain;q=0.5, application/*;q=0.9, application/openmetrics-text;q=0.1"
-    )
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        "application/*;q=0.9, application/openmetrics-text;q=0.1",
+        "application/openmetrics-text;q=0.9, application/openmetrics-text;version=1.0.0;q=0.1",
+    ],
+)
+def test_the_most_specific_range_decides(ranges: str) -> None:
+    """RFC 9110, section 12.5.1: a wider range's weight gives way to the narrower one's."""
+    assert not prefers_openmetrics(f"text/plain;q=0.5, {ranges}")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tests.unit.web_harness import (
     PAGE,
     TEXT,
     Authority,
+    answer_to,
     ask,
     connect,
     crowd,
@@ -38,10 +39,19 @@ from kvheadroom.faces.web_options import TlsOptions, WebOptions
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
 HALF_A_HELLO = b"\x16\x03\x01\x02\x00\x01\x00"  # a TLS record's header and little of its content
+# What a hash of cost 12 takes to check; the request is in flight for as long.
+A_QUARTER_SECOND = {"alice": "$2y$12$CCCCCCCCCCCCCCCCCCCCC." + "E" * 31}
 HUGE_PAGE = RenderedPage(lambda: HUGE, lambda: HUGE)
 
-# A scrape among hostile clients, on two busy cores; alone it takes about 1 ms (10 ms over TLS).
-PROMPT_SECONDS = 0.5
+# A scrape among hostile clients takes 1 ms, 10 ms over TLS, and the first one 0.2 s. On a busy
+# machine it may be more; a scrape that is kept waiting is so for the 5 s until it gives up.
+PROMPT_SECONDS = 2.0
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[WebServer]:
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture
@@ -190,12 +200,18 @@ def test_a_thousand_silent_clients_do_not_delay_a_tls_scrape(authority: Authorit
 def test_a_kept_connection_outlives_the_silent_crowd() -> None:
     """A scraper's own connection is not among those that make room."""
     with serving() as server, connect(server) as scraper:
-        scraper.sendall(GET + b"\r\n")
-        assert status_of(scraper.recv(65536)) == 200
+        assert answer_to(scraper, GET + b"\r\n").status == 200
         with crowd(server, 1000):
             assert ask(server).status == 200
-            scraper.sendall(GET + b"\r\n")
-            assert status_of(scraper.recv(65536)) == 200
+            assert answer_to(scraper, GET + b"\r\n").status == 200
+
+
+def test_no_more_connections_are_open_than_allowed() -> None:
+    """The oldest silent ones have made room; the newest are still there."""
+    with serving(replace(LOOPBACK, max_connections=4)) as server, crowd(server, 10) as clients:
+        for evicted in clients[:6]:
+            assert read_until_closed(evicted) == b""
+        assert answer_to(clients[-1], GET + b"\r\n").status == 200
 
 
 def test_a_silent_client_is_cut_off() -> None:
@@ -215,8 +231,7 @@ def test_a_client_that_sends_headers_byte_by_byte_is_cut_off() -> None:
 def test_a_further_request_has_its_own_limit() -> None:
     """On a kept connection the time for headers starts with the request's first byte."""
     with serving(IMPATIENT) as server, connect(server) as client:
-        client.sendall(GET + b"\r\n")
-        assert client.recv(65536)
+        assert answer_to(client, GET + b"\r\n").status == 200
         time.sleep(0.7)  # idle for longer than a head may take
         client.sendall(GET)
         start = time.monotonic()
@@ -227,8 +242,7 @@ def test_a_further_request_has_its_own_limit() -> None:
 def test_a_kept_connection_is_closed_when_idle_for_long() -> None:
     """Idle connections end by themselves."""
     with serving(replace(LOOPBACK, idle_seconds=1)) as server, connect(server) as client:
-        client.sendall(GET + b"\r\n")
-        assert client.recv(65536)
+        assert answer_to(client, GET + b"\r\n").status == 200
         assert 0.5 < seconds_until_closed(client) < 3
 
 
@@ -300,38 +314,35 @@ def test_clients_that_do_not_read_leave_room_for_those_that_do() -> None:
         (GET + b"Content-Length: 99999999999999999999999\r\n\r\n", 400),
         (b"\x00\xff nonsense\r\n\r\n", 400),
         (b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
-        (b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
         (b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n", 400),
     ],
 )
-def test_too_much_or_nonsense_is_refused(sent: bytes, status: int) -> None:
+def test_too_much_or_nonsense_is_refused(plain: WebServer, sent: bytes, status: int) -> None:
     """The client is told in a status, the connection ends, and the next scrape works."""
-    with serving() as server, connect(server) as client:
+    with connect(plain) as client:
         client.sendall(sent)
         assert status_of(read_until_closed(client)) == status
-        assert ask(server).status == 200
+        assert ask(plain).status == 200
 
 
-def test_a_body_without_end_is_cut_off() -> None:
+def test_a_body_without_end_is_cut_off(plain: WebServer) -> None:
     """A chunked body is dropped as it comes, and only so much of it."""
-    with serving() as server, connect(server) as client:
+    with connect(plain) as client:
         client.sendall(GET + b"Transfer-Encoding: chunked\r\n\r\n")
         chunk = b"2710\r\n" + b"a" * 10_000 + b"\r\n"
         assert send_until_refused(client, [chunk] * 1000, pause=0.001)
 
 
-def test_a_small_body_is_ignored() -> None:
+def test_a_small_body_is_ignored(plain: WebServer) -> None:
     """A GET with a body gets the page; on the same connection the next request is understood."""
-    with serving() as server, connect(server) as client:
-        client.sendall(GET + b"Content-Length: 5\r\n\r\nhello")
-        assert status_of(client.recv(65536)) == 200
-        client.sendall(GET + b"Connection: close\r\n\r\n")
-        assert status_of(read_until_closed(client)) == 200
+    with connect(plain) as client:
+        assert answer_to(client, GET + b"Content-Length: 5\r\n\r\nhello").body == TEXT
+        assert answer_to(client, GET + b"\r\n").body == TEXT
 
 
-def test_a_few_requests_at_once_are_answered_in_order() -> None:
+def test_a_few_requests_at_once_are_answered_in_order(plain: WebServer) -> None:
     """Pipelining works as RFC 9112 section 9.3.2 wants it."""
-    with serving() as server, connect(server) as client:
+    with connect(plain) as client:
         health = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n"
         client.sendall(GET + b"\r\n" + health + b"\r\n" + GET + b"Connection: close\r\n\r\n")
         received = read_until_closed(client)
@@ -340,20 +351,18 @@ def test_a_few_requests_at_once_are_answered_in_order() -> None:
     assert received.index(TEXT) < received.index(b"healthy") < received.rindex(TEXT)
 
 
-def test_a_flood_of_requests_at_once_is_cut_off() -> None:
-    """Ten thousand requests in one write are neither queued nor answered."""
-    with serving() as server, connect(server) as client:
+def test_a_flood_of_requests_at_once_is_cut_off(plain: WebServer) -> None:
+    """Of ten thousand requests in one write, one is worked on and eight may wait."""
+    with connect(plain) as client:
         with contextlib.suppress(OSError):
             client.sendall((GET + b"\r\n") * 10_000)
-        assert read_until_closed(client).count(b"HTTP/1.1 200 OK") < 1000
-        assert ask(server).status == 200
+        assert read_until_closed(client).count(b"HTTP/1.1 200 OK") <= 9
+        assert ask(plain).status == 200
 
 
 def test_over_the_limit_requests_are_told_to_come_back() -> None:
     """503 with Retry-After while others are worked on; a health probe is answered all the same."""
-    # A hash of cost 12 takes about a quarter of a second, all of which the request is in flight.
-    users = {"alice": "$2y$12$" + "C" * 53}
-    options = replace(LOOPBACK, max_requests=1, basic_auth_users=users)
+    options = replace(LOOPBACK, max_requests=1, basic_auth_users=A_QUARTER_SECOND)
     with serving(options) as server, connect(server) as client:
         client.sendall(GET + b"Authorization: Basic YTpi\r\n\r\n")
         time.sleep(0.05)
@@ -362,6 +371,18 @@ def test_over_the_limit_requests_are_told_to_come_back() -> None:
     assert refused.status == 503
     assert refused.headers["Retry-After"] == "1"
     assert probe.status == 401
+
+
+def test_a_request_being_worked_on_outlives_the_silent_crowd() -> None:
+    """Its connection has spoken, so it is not among those that make room."""
+    options = replace(LOOPBACK, max_connections=8, basic_auth_users=A_QUARTER_SECOND)
+    with serving(options) as server, connect(server) as client:
+        client.sendall(GET + b"Authorization: Basic YTpi\r\n")
+        with crowd(server, 7):
+            client.sendall(b"\r\n")
+            time.sleep(0.05)
+            with crowd(server, 20):
+                assert answer_to(client, b"").status == 401
 
 
 # --- certificates ---------------------------------------------------------------------------
@@ -379,8 +400,7 @@ def test_a_new_certificate_is_shown_without_a_restart(authority: Authority) -> N
         issued = authority.issue()
 
         assert shown_serial(server) == issued != before
-        kept.sendall(GET + b"\r\n")
-        assert status_of(kept.recv(65536)) == 200
+        assert answer_to(kept, GET + b"\r\n").status == 200
 
 
 def test_a_broken_rotation_keeps_the_old_certificate(

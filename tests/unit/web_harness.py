@@ -101,6 +101,14 @@ def connect(server: WebServer) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port_of(server)), timeout=5)
 
 
+def answer_to(client: socket.socket, request: bytes) -> Reply:
+    """Send *request*, whole or not, and read one response; the connection stays open."""
+    client.sendall(request)
+    response = http.client.HTTPResponse(client)
+    response.begin()
+    return Reply(response.status, response.headers, response.read())
+
+
 def read_until_closed(client: socket.socket) -> bytes:
     """What the server sends until it ends the connection, in whatever way."""
     received = b""

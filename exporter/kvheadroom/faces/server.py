@@ -28,8 +28,8 @@ _MAX_BODY_BYTES: Final = 64 * KIB
 _MAX_PIPELINED: Final = 8
 _MAX_TLS_CONNECTIONS: Final = 128
 
-# Few at a time, so that a crowd at the door does not push a newcomer out again before the
-# event loop has read what it sent; the rest waits in the kernel.
+# Few at a time: a crowd at the door waits in the kernel, where it takes no file descriptors, and
+# cannot push a newcomer out again before the event loop has read what that one sent.
 _ACCEPT_BATCH: Final = 16
 _KERNEL_QUEUE: Final = 1024
 
@@ -199,7 +199,7 @@ class _HttpProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
-        self._head_bytes += len(name) + len(value)
+        self._head_bytes += len(name) + len(value) + len(": \r\n")
 
     def on_headers_complete(self) -> None:
         self._head_is_open = False
@@ -337,6 +337,7 @@ def _uvicorn_config(app: _Application, options: WebOptions) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         interface="asgi3",
+        workers=1,  # or uvicorn takes it from the environment
         log_config=None,
         log_level=logging.ERROR,  # a malformed request is no event of ours
         access_log=False,

@@ -11,8 +11,6 @@ from kvheadroom.faces.web_options import ClientAuth, TlsOptions, TlsVersion
 _log = logging.getLogger(__name__)
 
 _VERSION: Final[dict[TlsVersion, ssl.TLSVersion]] = {
-    "TLS10": ssl.TLSVersion.TLSv1,
-    "TLS11": ssl.TLSVersion.TLSv1_1,
     "TLS12": ssl.TLSVersion.TLSv1_2,
     "TLS13": ssl.TLSVersion.TLSv1_3,
 }

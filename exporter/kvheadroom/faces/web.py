@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvheadroom.faces.basic_auth import PasswordCheck
 from kvheadroom.faces.landing import CONTENT_SECURITY_POLICY
 from kvheadroom.faces.negotiation import RenderedPage, choose
-from kvheadroom.faces.web_options import WebOptions
+from kvheadroom.faces.web_options import WebOptions, check_web_options
 
 # What a client that does not read can make us hold for it.
 _CHUNK_BYTES: Final = 128 * 1024
@@ -71,8 +71,9 @@ def make_app(
             have proven who they are, or to this machine.
 
     Raises:
-        ConfigError: Passwords are configured and cannot be checked.
+        ConfigError: The options cannot be honored, or passwords not be checked.
     """
+    check_web_options(options)
 
     def page(_query: Mapping[str, str]) -> Answer:
         return Answer(200, "text/html; charset=utf-8", landing().encode())
@@ -124,11 +125,10 @@ class _Metrics:
         accept = ",".join(headers.getlist("accept"))
         body, described = choose(self._latest(), accept, headers.get("accept-encoding"))
         await send({"type": "http.response.start", "status": 200, "headers": list(described)})
-        if scope["method"] != "HEAD":
-            view = memoryview(body)
-            for start in range(0, len(body), _CHUNK_BYTES):
-                piece = view[start : start + _CHUNK_BYTES]
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        view = memoryview(body)
+        for start in range(0, len(body), _CHUNK_BYTES):
+            piece = view[start : start + _CHUNK_BYTES]
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
         # Goes out only after the last piece has: until then the request counts as in flight.
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

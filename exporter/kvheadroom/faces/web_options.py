@@ -9,7 +9,7 @@ from typing import Final, Literal
 from kvheadroom.errors import ConfigError
 
 ClientAuth = Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"]
-TlsVersion = Literal["TLS10", "TLS11", "TLS12", "TLS13"]
+TlsVersion = Literal["TLS12", "TLS13"]
 
 CLIENT_AUTHS: Final[tuple[ClientAuth, ...]] = ClientAuth.__args__  # type: ignore[attr-defined]
 TLS_VERSIONS: Final[tuple[TlsVersion, ...]] = TlsVersion.__args__  # type: ignore[attr-defined]

@@ -53,12 +53,14 @@ def named_contexts(
     """Return every context that headroom is stated for, with the tokens it stands for.
 
     Args:
-        context_tokens: The configured lengths.
+        context_tokens: The configured lengths; one the engine would refuse is left out.
         capacity: The engine's pool, whose ``max_model_len`` is the context ``max``.
         traffic: The traffic's own lengths, which never exceed ``max_model_len``.
     """
     longest = capacity.max_model_len
-    contexts = {str(tokens): tokens for tokens in context_tokens}
+    contexts = {
+        str(tokens): tokens for tokens in context_tokens if longest is None or tokens <= longest
+    }
     if longest is not None:
         contexts[MAX_CONTEXT] = longest
     if traffic is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MAX_REDIRECTS: Final = 3
 _PIECE_BYTES: Final = 256 * 1024
 _GZIP_WINDOW_BITS: Final = 31
-_DOORS_CLOSED: Final = (401, 403)
+_UNAUTHORIZED: Final = (401, 403)
 _FAILURES: Final = (
     requests.RequestException,
     urllib3.exceptions.HTTPError,
@@ -56,6 +56,7 @@ class EngineHttp:
         """
         self._url: Final = url
         self._adapter: Final = _Adapter(_tls_context(ca_file) if url.scheme == "https" else None)
+        # A path is always asked in the same way, so its request is made once.
         self._requests: Final[dict[str, requests.PreparedRequest]] = {}
         self._has_connection = False
 
@@ -161,7 +162,7 @@ class EngineHttp:
 
 
 def _body(response: requests.Response, max_bytes: int) -> bytes:
-    if response.status_code in _DOORS_CLOSED:
+    if response.status_code in _UNAUTHORIZED:
         raise SourceError("unauthorized", f"HTTP {response.status_code}")
     if response.status_code != requests.codes.ok:
         raise SourceError("http_error", f"HTTP {response.status_code}")

@@ -9,8 +9,10 @@ from kvheadroom.errors import SourceError
 
 # What is remembered of earlier pages is thrown away beyond these, so that a server that invents
 # new labels on every page cannot make us grow.
-_MAX_REMEMBERED_BYTES: Final = 4 * 1024**2
+_MAX_REMEMBERED_BYTES: Final = 16 * 1024**2
+_SERIES_OVERHEAD_BYTES: Final = 500
 _MAX_REMEMBERED_FAMILIES: Final = 4096
+_MAX_KEY_BYTES: Final = 16 * 1024
 # float() takes 1_000, the format does not. An int, since `in` is three times faster with it.
 _UNDERSCORE: Final = ord("_")
 _ALWAYS_READ: Final = -1
@@ -103,7 +105,8 @@ class PageReader:
         verdict = _ALWAYS_READ if wanted or foreign_lines else len(block)
         if len(self._families) >= _MAX_REMEMBERED_FAMILIES:
             self._families.clear()
-        self._families[family] = verdict
+        if len(family) <= _MAX_KEY_BYTES:
+            self._families[family] = verdict
         return verdict
 
     def _read_lines(self, lines: list[bytes], samples: list[Sample]) -> None:
@@ -140,10 +143,12 @@ class PageReader:
         return series, value
 
     def _remember(self, head: bytes, series: Series | None) -> None:
-        self._remembered_bytes += len(head)
+        if len(head) > _MAX_KEY_BYTES:
+            return
         if self._remembered_bytes > _MAX_REMEMBERED_BYTES:
             self._series_of.clear()
-            self._remembered_bytes = len(head)
+            self._remembered_bytes = 0
+        self._remembered_bytes += len(head) + _SERIES_OVERHEAD_BYTES
         self._series_of[head] = series
 
 

@@ -185,8 +185,9 @@ def _checked_key(api_key: str | None) -> str | None:
 
 def has_restarted(before: ServerReading, now: ServerReading) -> bool:
     """Tell whether the server behind two successive pages is not the same process any more."""
-    if before.started_unix_seconds is not None and now.started_unix_seconds is not None:
-        return before.started_unix_seconds != now.started_unix_seconds
+    starts = {before.started_unix_seconds, now.started_unix_seconds} - {None}
+    if len(starts) > 1:
+        return True
     earlier = {engine.rank: engine for engine in before.engines}
     return any(
         later < sooner

@@ -15,12 +15,13 @@ from kvheadroom.readings import EngineReading, HistogramReading, ServerReading, 
 _MAX_ENGINES: Final = 512
 # A usage is a quotient of block counts; what is beyond is no ratio, and we cannot know what it is.
 _MAX_RATIO: Final = 1.0001
+_GAUGES: Final = frozenset[Reading]({"requests_running", "requests_waiting", "kv_used_ratio"})
 
 _FAMILY: Final = re.compile(
     rb"""^(?:\#\ TYPE\ )?([a-zA-Z_:][a-zA-Z0-9_:]{0,99}+)
         (?:\ (?:counter|gauge|histogram|summary|untyped)
-          |(?:\{.*\})?[ \t]+[-+]?(?:[0-9][0-9.eE+-]*|NaN|Inf)(?:[ \t]+-?[0-9]+)?)
-        [ \t\r]*$""",
+          |(?:\{.*\})?[ \t]++[-+]?(?:[0-9][0-9.eE+-]*+|NaN|Inf)(?:[ \t]++-?[0-9]++)?)
+        [ \t\r]*+$""",
     re.MULTILINE | re.VERBOSE,
 )
 
@@ -57,7 +58,7 @@ def read_server_page(
     silent: SilentReason | None = None
     if not engines:
         silent = _silence_without_engines(page)
-    elif all(_has_no_gauge(engine) for engine in engines):
+    elif _GAUGES.isdisjoint(MEANING_OF[series.name].reading for series, _ in samples):
         silent = "before_first_traffic"
     return ServerReading(engines, silent=silent, started_unix_seconds=_started(samples))
 
@@ -85,11 +86,6 @@ def _silence_without_engines(page: bytes) -> SilentReason | None:
         if not family.startswith(COMPANION_PREFIXES):
             raise SourceError("not_metrics", f"metrics of another program, such as {family}")
     return "log_stats_disabled"
-
-
-def _has_no_gauge(engine: EngineReading) -> bool:
-    gauges = (engine.requests_running, engine.requests_waiting, engine.kv_used_ratio)
-    return all(gauge is None for gauge in gauges)
 
 
 def _started(samples: Iterable[Sample]) -> float | None:
@@ -239,17 +235,16 @@ def _histogram(found: Sequence[_Found]) -> HistogramReading | None:
     buckets = _grouped((each for each in found if each.meaning.part == "bucket"), "le")
     total = _total(each for each in found if each.meaning.part == "sum")
     count = _total(each for each in found if each.meaning.part == "count")
-    cumulative: dict[float, float | None] = {}
-    for bound, group in buckets.items():
-        try:
-            cumulative[float(bound)] = _total(group)
-        except ValueError:
-            return None
+    try:
+        cumulative = {float(bound): _total(group) for bound, group in buckets.items()}
+    except ValueError:
+        return None
     count = cumulative.get(inf) if count is None else count
     cumulative.setdefault(inf, count)
     bounds = sorted(cumulative)
     counts = [cumulative[bound] for bound in bounds]
     known = [value for value in counts if value is not None]
-    if total is None or count is None or len(known) < len(counts) or known != sorted(known):
+    sound = len(known) == len(counts) and known == sorted(known) and not any(map(isnan, bounds))
+    if total is None or count is None or not sound:
         return None
     return HistogramReading(tuple(bounds), tuple(known), total=total, count=count)

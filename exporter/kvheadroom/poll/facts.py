@@ -55,7 +55,7 @@ def _discover_shape(root: str) -> FullAttention | None:
     try:
         return _read_shape(path) if path is not None else None
     except ConfigError as error:
-        _log.warning("model config found but not used: %s", error)
+        _log.warning("model config found, not used", extra={"fields": {"detail": str(error)}})
         return None
 
 
@@ -64,5 +64,6 @@ def _read_shape(path: Path) -> FullAttention | None:
     try:
         return read_full_attention(config)
     except ModelConfigError as error:
-        _log.warning("no KV bytes for %s: %s", path, error)
+        fields = {"model_config": str(path), "detail": str(error)}
+        _log.warning("KV bytes unknown", extra={"fields": fields})
         return None

@@ -30,7 +30,7 @@ def unpolled(source: SourceKind, target: str) -> SourceHealth:
 def succeeded(health: SourceHealth, duration_seconds: float) -> SourceHealth:
     """Return *health* after a poll that gave data."""
     if not health.up:
-        _log.info("source up source=%s target=%s", health.source, health.target)
+        _log.info("source up", extra={"fields": _identity(health)})
     return replace(
         health,
         up=True,
@@ -46,13 +46,8 @@ def failed(
 ) -> SourceHealth:
     """Return *health* after a poll that gave none, the failure counted."""
     if health.up or health.reason != reason:
-        _log.warning(
-            "source down source=%s target=%s reason=%s detail=%r",
-            health.source,
-            health.target,
-            reason,
-            detail,
-        )
+        fields = {**_identity(health), "reason": reason, "detail": detail}
+        _log.warning("source down", extra={"fields": fields})
     return replace(
         health,
         up=False,
@@ -61,6 +56,10 @@ def failed(
         failures={**health.failures, reason: health.failures.get(reason, 0) + 1},
         duration_seconds=duration_seconds,
     )
+
+
+def _identity(health: SourceHealth) -> dict[str, str]:
+    return {"source": health.source, "target": health.target}
 
 
 def attempt(read: Callable[[], T]) -> tuple[T | None, SourceError | None, float]:
