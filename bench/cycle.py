@@ -110,7 +110,8 @@ def _node(urls: list[str], publish: Callable[[Snapshot], None]) -> NodeWatch:
 def _poll_many_times(urls: list[str], publish: Callable[[Snapshot], None]) -> None:
     """Poll without a schedule, as fast as it goes, and print what memory does."""
     node = _node(urls[:1], publish)
-    (watch,) = node._servers.values()  # the schedule would take 20,000 intervals
+    # The schedule would take 20,000 intervals.
+    (watch,) = node._servers.values()  # noqa: SLF001
     readings: list[float] = []
     for poll in range(20_001):
         watch.poll()
@@ -140,6 +141,7 @@ def _page_server(ports: "multiprocessing.Queue[int]") -> None:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
             body = page if self.path == "/metrics" else b"{}"

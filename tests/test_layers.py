@@ -13,6 +13,7 @@ FLOORS = (
     {"model"},
     {"engine"},
     {"readings"},
+    {"continuity"},
     {"live"},
     {"node"},
     {"poll"},
@@ -26,10 +27,10 @@ FLOORS = (
     {"__main__"},
 )
 # Floors that a notebook may import: nothing but the standard library and lower floors.
-DOMAIN = {"errors", "units", "model", "engine", "readings", "live"}
+DOMAIN = {"errors", "units", "model", "engine", "readings", "continuity", "live"}
 # Not simply downwards: what the design allows each of these to see.
 NARROWER = {
-    "node": {"__init__", "errors", "units", "readings", "node"},
+    "node": {"__init__", "errors", "units", "readings", "continuity", "node"},
     "demo": {"__init__", "errors", "units", "readings", "node", "demo"},
     "faces": {"__init__", "errors", "units", "readings", "live", "faces"},
 }

@@ -192,12 +192,12 @@ def _live(
     options = web_options(settings)
     server = _start_server(latest, options)
     watch.start()
-    _wait_for_the_end(settings.files, reload)
+    asked = _wait_for_the_end(settings.files, reload, lambda: server.is_serving)
     watch.stop()
     server.stop()
     logging.shutdown()
     # A poll may hang in the driver or a socket; there is nothing left of it worth waiting for.
-    os._exit(0)
+    os._exit(0 if asked else 1)
 
 
 def _start_server(latest: _Latest, options: WebOptions) -> WebServer:
@@ -217,19 +217,23 @@ def _start_server(latest: _Latest, options: WebOptions) -> WebServer:
     return server
 
 
-def _wait_for_the_end(files: tuple[Path, ...], reload: Callable[[], None]) -> None:
-    """Reload on SIGHUP or when a file has changed; return at SIGTERM or SIGINT."""
+def _wait_for_the_end(
+    files: tuple[Path, ...], reload: Callable[[], None], serving: Callable[[], bool]
+) -> bool:
+    """Reload on SIGHUP or when a file has changed; return whether the end was asked for."""
     stamps = _stamps(files)
-    while True:
+    while serving():
         received = signal.sigtimedwait(_SIGNALS, _FILE_CHECK_SECONDS)
         if received is not None and received.si_signo != signal.SIGHUP:
             name = signal.Signals(received.si_signo).name
             _log.info("stopping", extra={"fields": {"signal": name}})
-            return
+            return True
         now = _stamps(files)
         if received is not None or now != stamps:
             stamps = now
             reload()
+    _log.error("the web server ended by itself; a supervisor should start kvheadroom again")
+    return False
 
 
 def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int] | None, ...]:

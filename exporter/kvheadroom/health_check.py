@@ -9,7 +9,7 @@ _TIMEOUT_SECONDS: Final = 3.0
 
 
 def check(url: str) -> str | None:
-    """Return ``None`` if *url* answers 200, else one line that says what came back."""
+    """Return ``None`` if *url* answers as a living kvheadroom does, else what came back."""
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or parts.hostname is None:
         return f"not a URL: {url!r}"
@@ -31,4 +31,6 @@ def check(url: str) -> str | None:
         return f"GET {parts.scheme}://{parts.hostname}:{parts.port}{parts.path}: {error}"
     finally:
         connection.close()
-    return None if status == http.HTTPStatus.OK else f"{parts.path}: status {status}"
+    # With basic auth configured it asks for a password first, which only a living process can.
+    alive = status in {http.HTTPStatus.OK, http.HTTPStatus.UNAUTHORIZED}
+    return None if alive else f"{parts.path}: status {status}"

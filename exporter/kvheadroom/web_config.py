@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kvheadroom.errors import ConfigError
@@ -32,7 +33,7 @@ class HttpInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
     """``http_server_config``."""
 
     http2: bool = False
-    headers: dict[str, str] = {}
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 class WebConfigFile(FileRecord, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +41,7 @@ class WebConfigFile(FileRecord, frozen=True, forbid_unknown_fields=True):
 
     tls_server_config: TlsInFile | None = None
     http_server_config: HttpInFile = HttpInFile()
-    basic_auth_users: dict[str, str] = {}
+    basic_auth_users: Mapping[str, str] = MappingProxyType({})
     rate_limit: Any = None
 
 

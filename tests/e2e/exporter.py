@@ -47,7 +47,7 @@ class Exporter:
             except Empty:
                 assert self.process.poll() is None, "".join(self.log)
                 continue
-            if match := re.search(r"listening url=https?://[^ ]*?:(\d+)", line):
+            if match := re.search(r"listening.*https?://127\.0\.0\.1:(\d+)", line):
                 return int(match[1])
         raise AssertionError(f"never listened: {''.join(self.log)}")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.evidence import NO_PAGES, PAGE_NAMES, page
@@ -160,12 +160,14 @@ def comment_lines(draw: st.DrawFn) -> str:
 pages = st.lists(sample_lines() | comment_lines(), max_size=25).map(lambda x: "\n".join(x) + "\n")
 
 
+@settings(deadline=None)
 @given(pages)
 def test_any_page_reads_as_the_client_library_reads_it(text: str) -> None:
     """Escapes, label order, blanks, stamps, odd numbers, comments, strays, families unannounced."""
     assert same(plain(PageReader(WANTED).read(text.encode())), by_oracle(text, WANTED))
 
 
+@settings(deadline=None)
 @given(pages, pages)
 def test_remembered_labels_do_not_bend_the_next_page(first: str, second: str) -> None:
     """The bytes before a value mean the same on every page, whatever else changed around them."""

@@ -179,8 +179,13 @@ def test_polls_that_still_run_are_skipped_and_counted() -> None:
 
 def test_a_hanging_poll_delays_no_other() -> None:
     """Each source has a thread of its own."""
-    schedule, release, polls = PollSchedule(), threading.Event(), []
-    schedule.add("hangs", lambda: release.wait(5) and None, interval_seconds=0.05)
+    schedule, release = PollSchedule(), threading.Event()
+    polls: list[int] = []
+
+    def hang() -> None:
+        release.wait(5)
+
+    schedule.add("hangs", hang, interval_seconds=0.05)
     schedule.add("lives", lambda: polls.append(1), interval_seconds=0.05)
     schedule.start()
 

@@ -116,9 +116,11 @@ FAILURES: dict[str, tuple[str, Behave]] = {
 def test_every_failure_has_its_reason_and_keeps_the_deadline(name: str) -> None:
     """The reason is bounded, the text one line that names the URL, and no thread stays behind."""
     reason, behave = FAILURES[name]
+    # Only those that wait for it need a short one; megabytes take their time on a busy machine.
+    deadline_seconds = DEADLINE_SECONDS if reason == "timeout" else 5.0
     with (
         hostile_server(behave) as server,
-        source_of(server.url, deadline_seconds=DEADLINE_SECONDS) as source,
+        source_of(server.url, deadline_seconds=deadline_seconds) as source,
     ):
         before = set(threading.enumerate())
         started = time.monotonic()
@@ -129,7 +131,7 @@ def test_every_failure_has_its_reason_and_keeps_the_deadline(name: str) -> None:
     assert error.reason == reason
     assert str(error).startswith(f"GET {server.url}/metrics: ")
     assert "\n" not in str(error)
-    assert took_seconds < DEADLINE_SECONDS + GRACE_SECONDS
+    assert took_seconds < deadline_seconds + GRACE_SECONDS
     assert added <= {"hostile"}
 
 

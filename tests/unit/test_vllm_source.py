@@ -207,6 +207,18 @@ def test_credentials_in_the_url_are_sent_as_basic_authentication() -> None:
     assert found == dict.fromkeys(("/metrics", "/version", "/v1/models"), expected)
 
 
+def test_an_api_key_goes_before_the_urls_credentials() -> None:
+    """A proxy with basic authentication in front of a server with --api-key: each gets its own."""
+    with hostile_server(each_request(serve())) as server:
+        url = f"http://me:pw@127.0.0.1:{server.port}"
+        with source_of(url, api_key="sk-1") as source:
+            source.read()
+        found = authorizations(server)
+
+    assert found["/v1/models"] == "Bearer sk-1"
+    assert found["/metrics"] == "Basic " + base64.b64encode(b"me:pw").decode()
+
+
 def test_no_secret_is_in_any_text() -> None:
     """Not in the target's representation or label, nor in an error or what caused it."""
     with hostile_server(each_request(lambda p, _: p.answer(b"", status="401 No"))) as server:

@@ -29,7 +29,12 @@ def ca_file(authority: trustme.CA, tmp_path: Path) -> str:
 
 @contextmanager
 def tls_source(
-    authority: trustme.CA, behave: Behave, ca_file: str | None, *, name: str = "127.0.0.1"
+    authority: trustme.CA,
+    behave: Behave,
+    ca_file: str | None,
+    *,
+    name: str = "127.0.0.1",
+    deadline_seconds: float = 5.0,
 ) -> Iterator[VllmSource]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert(name).configure_cert(context)
@@ -37,7 +42,7 @@ def tls_source(
         hostile_server(behave, tls=context) as server,
         source_of(
             server.url.replace("http:", "https:"),
-            deadline_seconds=DEADLINE_SECONDS,
+            deadline_seconds=deadline_seconds,
             ca_file=ca_file,
         ) as source,
     ):
@@ -69,7 +74,7 @@ def test_a_drip_through_tls_keeps_the_deadline(authority: trustme.CA, ca_file: s
         peer.next_request()
         peer.drip(b"HTTP/1.1 200 OK\r\n\r\n" + PAGE)
 
-    with tls_source(authority, behave, ca_file) as source:
+    with tls_source(authority, behave, ca_file, deadline_seconds=DEADLINE_SECONDS) as source:
         started = time.monotonic()
         assert failure(source).reason == "timeout"
         assert time.monotonic() - started < DEADLINE_SECONDS + GRACE_SECONDS

@@ -14,7 +14,8 @@ from kvheadroom.readings import ServerReading
 PAGE = page("pages/made-modern-97pct")
 VERSION = endpoint_body("0.32.0-lora", "/version")
 MODELS = endpoint_body("0.32.0-lora", "/v1/models")
-GRACE_SECONDS = 0.3
+# Measured 0.01 on an idle machine; the rest is for one that runs other tests at the same time.
+GRACE_SECONDS = 0.6
 
 Respond = Callable[[Peer, str], None]
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from kvheadroom.continuity import counters_fell
 from kvheadroom.engine.versions import parse_version
 from kvheadroom.live.capacity import Capacity, engine_capacity
 from kvheadroom.live.counters import RunningTotal
@@ -47,7 +48,7 @@ class EnginePast:
     traffic: TrafficWindow = field(default_factory=TrafficWindow)
     preemptions: RunningTotal = field(default_factory=RunningTotal)
     restarts: int = 0
-    generation_tokens_total: float = 0.0
+    reading: EngineReading | None = None
     started_unix_seconds: float | None = None
 
 
@@ -147,20 +148,16 @@ def _advance(
             generation=reading.generation_tokens,
         ),
         preemptions=past.preemptions if reported is None else past.preemptions.advanced(reported),
-        generation_tokens_total=reading.generation_tokens_total or 0.0,
+        reading=reading,
         started_unix_seconds=server.started_unix_seconds or past.started_unix_seconds,
     )
 
 
 def _restarted(past: EnginePast, reading: EngineReading, server: ServerReading) -> bool:
-    tokens = reading.generation_tokens_total
-    if tokens is not None and tokens < past.generation_tokens_total:
-        return True
-    preemptions = reading.preemptions_total
-    if preemptions is not None and preemptions < past.preemptions.last_reported:
-        return True
     started, before = server.started_unix_seconds, past.started_unix_seconds
-    return started is not None and before is not None and started > before + 1
+    if started is not None and before is not None:
+        return started != before
+    return past.reading is not None and counters_fell(past.reading, reading)
 
 
 def _capacity(reading: EngineReading, server: ServerReading, facts: EngineFacts) -> Capacity | None:

@@ -1,11 +1,12 @@
 """Read one vLLM server: its page on every poll, its version and model after a restart."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+from kvheadroom.continuity import server_restarted
 from kvheadroom.errors import ConfigError, Reason, SourceError
 from kvheadroom.node.engine_url import parse_engine_url
 from kvheadroom.node.http import EngineHttp
@@ -19,7 +20,7 @@ from kvheadroom.node.vllm_endpoints import (
 )
 from kvheadroom.node.vllm_names import MEANING_OF
 from kvheadroom.node.vllm_page import read_server_page
-from kvheadroom.readings import EngineReading, ServerReading
+from kvheadroom.readings import ServerReading
 from kvheadroom.units import MIB
 
 PAGE_PATH: Final = "/metrics"
@@ -107,7 +108,7 @@ class VllmSource:
         if last_page is None:
             self._identity = None
         page = self._read_page(deadline)
-        if last_page is not None and has_restarted(last_page, page):
+        if last_page is not None and server_restarted(last_page, page):
             self._identity = None
         self._last_page = page
         known = self._identity
@@ -181,25 +182,3 @@ def _checked_key(api_key: str | None) -> str | None:
     if not key or not key.isascii() or not key.isprintable():
         raise ConfigError("an engine's API key must be one line of ASCII")
     return key
-
-
-def has_restarted(before: ServerReading, now: ServerReading) -> bool:
-    """Tell whether the server behind two successive pages is not the same process any more."""
-    starts = {before.started_unix_seconds, now.started_unix_seconds} - {None}
-    if len(starts) > 1:
-        return True
-    earlier = {engine.rank: engine for engine in before.engines}
-    return any(
-        later < sooner
-        for engine in now.engines
-        if engine.rank in earlier
-        for sooner, later in zip(_counters(earlier[engine.rank]), _counters(engine), strict=True)
-        if sooner is not None and later is not None
-    )
-
-
-def _counters(engine: EngineReading) -> Iterator[float | None]:
-    yield engine.preemptions_total
-    yield engine.prompt_tokens_total
-    yield engine.generation_tokens_total
-    yield sum(engine.finished_total.values())

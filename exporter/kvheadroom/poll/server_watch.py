@@ -30,7 +30,7 @@ class ServerSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connection; a read in progress fails."""
+        """Close the connection; a read in progress ends at its deadline."""
         ...
 
 
