@@ -3,93 +3,85 @@
 import gc
 import gzip
 import multiprocessing
+import os
 import resource
+import tempfile
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 
-from kvheadroom.faces import exposition
+from tests.e2e.exporter import Exporter
+from tests.parts.fake_nvml import FakeNvml, compile_library, gpu
+
+from kvheadroom.faces.exposition import Exposition
 from kvheadroom.live.engine_view import EngineFacts, ViewOptions
 from kvheadroom.live.snapshot import Snapshot
 from kvheadroom.node.vllm import EngineTarget, VllmSource
-from kvheadroom.poll.gpu_watch import GpuSource
 from kvheadroom.poll.node import NodeWatch, WatchedServer
-from kvheadroom.readings import GpuProcess, GpuReading, NvmlReading
 
 PAGE: Final = (
     Path(__file__).parent.parent
     / "tests/evidence/pages/real-0.32.0-preempting-counter-lags.prom.gz"
 )
 ENGINES: Final = 8
-CYCLES: Final = 100
-INTERVAL_SECONDS: Final = 0.1
-GIB: Final = 1024**3
-
-
-class _Gpus:
-    """Eight cards; the cost of NVML itself is measured by its own tests."""
-
-    def read(self) -> NvmlReading:
-        cards = tuple(
-            GpuReading(
-                gpu=str(index),
-                uuid=f"GPU-{index}",
-                name="NVIDIA H200",
-                total_bytes=141 * GIB,
-                reserved_bytes=GIB,
-                used_bytes=100 * GIB,
-                free_bytes=40 * GIB,
-                utilization_ratio=0.5,
-                temperature_celsius=60.0,
-                power_watts=500.0,
-                processes=(GpuProcess(1000 + index, 99 * GIB),),
-            )
-            for index in range(8)
-        )
-        return NvmlReading("590.48.01", cards)
-
-    def close(self) -> None:
-        pass
+CYCLES: Final = 40
+INTERVAL_SECONDS: Final = 0.5
+# What Prometheus 2.53 sends.
+PROMETHEUS_ACCEPT: Final = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.1"
 
 
 def main() -> None:
-    """Print the cost of a cycle and what happens to memory."""
+    """Print the cost of a cycle of the real command, and what 20,000 polls do to memory."""
     servers = [_serve_pages() for _ in range(ENGINES)]
+    urls = [url for url, _ in servers]
     try:
-        report = multiprocessing.get_context("spawn").Process(
-            target=_measure, args=([url for url, _ in servers],)
-        )
-        report.start()
-        report.join(600)
+        with tempfile.TemporaryDirectory() as folder:
+            _measure_command(urls, _node_with_gpus(Path(folder)))
+        polls = multiprocessing.get_context("spawn").Process(target=_poll_many_times, args=(urls,))
+        polls.start()
+        polls.join(900)
     finally:
         for _, process in servers:
             process.terminate()
 
 
-def _measure(urls: list[str]) -> None:
-    rendered = 0
-
-    def publish(snapshot: Snapshot) -> None:
-        nonlocal rendered
-        exposition.render_text(snapshot)
-        rendered += 1
-
-    node = _node(urls, publish)
-    node.start()
-    time.sleep(10 * INTERVAL_SECONDS)
-    started, before = time.process_time(), rendered
-    time.sleep(CYCLES * INTERVAL_SECONDS)
-    cycles = rendered - before
-    cpu_ms = (time.process_time() - started) * 1e3
-    print(f"one cycle, 8 GPUs and {ENGINES} engines: {cpu_ms / cycles:.1f} ms CPU (limit 20)")
-    print(f"resident: {_resident_mib():.1f} MiB (limit 55)")
-    node.stop()
-    _poll_many_times(urls, publish)
+def _node_with_gpus(folder: Path) -> FakeNvml:
+    """Return a node with eight GPUs of two processes each, read through the real pynvml."""
+    node = FakeNvml(folder / "node", compile_library(folder / "library"))
+    cards = (gpu(index, compute=f"{index + 100}:9000000 {index + 200}:1") for index in range(8))
+    node.write(*cards, devices=8)
+    return node
 
 
-def _node(urls: list[str], publish: Callable[[Snapshot], None]) -> NodeWatch:
+def _measure_command(urls: list[str], node: FakeNvml) -> None:
+    engines = [argument for url in urls for argument in ("--engine", url)]
+    interval = f"{INTERVAL_SECONDS * 1000:.0f}ms"
+    with Exporter(
+        "serve", "--poll.interval", interval, *engines, environment=node.environment()
+    ) as exporter:
+        pid = exporter.process.pid
+        exporter.wait_for("source_up", 1, target="7")
+        started = _cpu_seconds(pid)
+        for _ in range(CYCLES):
+            time.sleep(INTERVAL_SECONDS)
+            exporter.get("/metrics", Accept=PROMETHEUS_ACCEPT)
+        cpu_ms = (_cpu_seconds(pid) - started) * 1e3
+        series = exporter.get("/metrics")[1].count(b"\nkvheadroom_")
+        print(
+            f"8 GPUs and {ENGINES} engines, {series} series: {cpu_ms / CYCLES:.1f} ms CPU a cycle, "
+            "scrape included (limit 20)"
+        )
+        print(f"resident: {_resident_mib(pid):.1f} MiB (limit 55)")
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _node(urls: list[str], publish: Callable[[Snapshot], object]) -> NodeWatch:
     node = NodeWatch(publish)
     servers = tuple(
         WatchedServer(
@@ -100,23 +92,23 @@ def _node(urls: list[str], publish: Callable[[Snapshot], None]) -> NodeWatch:
         )
         for url in urls
     )
-    gpus: Callable[[], GpuSource] = _Gpus
     node.configure(
-        gpus=gpus, servers=servers, options=ViewOptions(), interval_seconds=INTERVAL_SECONDS
+        gpus=None, servers=servers, options=ViewOptions(), interval_seconds=INTERVAL_SECONDS
     )
     return node
 
 
-def _poll_many_times(urls: list[str], publish: Callable[[Snapshot], None]) -> None:
+def _poll_many_times(urls: list[str]) -> None:
     """Poll without a schedule, as fast as it goes, and print what memory does."""
-    node = _node(urls[:1], publish)
+    exposition = Exposition()
+    node = _node(urls[:1], exposition.text)
     # The schedule would take 20,000 intervals.
     (watch,) = node._servers.values()  # noqa: SLF001
     readings: list[float] = []
     for poll in range(20_001):
         watch.poll()
         if poll % 10 == 0:
-            publish(node.snapshot())
+            exposition.text(node.snapshot())
         if poll % 5_000 == 0:
             gc.collect()
             readings.append(_resident_mib())
@@ -124,8 +116,8 @@ def _poll_many_times(urls: list[str], publish: Callable[[Snapshot], None]) -> No
     print(f"resident at every 5,000 of 20,000 polls: {shown} MiB")
 
 
-def _resident_mib() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+def _resident_mib(pid: int | str = "self") -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1024**2
 
 

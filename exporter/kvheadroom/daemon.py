@@ -10,7 +10,8 @@ from typing import Final
 from kvheadroom import __version__
 from kvheadroom.demo.node import build_node
 from kvheadroom.errors import ConfigError
-from kvheadroom.faces import exposition, landing
+from kvheadroom.faces import landing
+from kvheadroom.faces.exposition import Exposition
 from kvheadroom.faces.negotiation import RenderedPage
 from kvheadroom.faces.server import WebServer
 from kvheadroom.faces.web import make_app
@@ -38,10 +39,11 @@ class _Latest:
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
-        self.page = _rendered(Snapshot())
+        self._exposition = Exposition()
+        self.page = self._rendered(Snapshot())
 
     def publish(self, snapshot: Snapshot) -> None:
-        page = _rendered(snapshot)
+        page = self._rendered(snapshot)
         # Scrapers ask for the same format every time, so it is made here, once per poll, and not
         # on the event loop while they wait.
         page.make_like(self.page)
@@ -49,14 +51,13 @@ class _Latest:
 
     def landing(self, telemetry_path: str) -> str:
         snapshot = self.snapshot or Snapshot()
-        return landing.render(__version__, telemetry_path, snapshot.sources)
+        return landing.render(__version__, telemetry_path, snapshot)
 
-
-def _rendered(snapshot: Snapshot) -> RenderedPage:
-    return RenderedPage(
-        lambda: exposition.render_text(snapshot),
-        lambda: exposition.render_openmetrics(snapshot),
-    )
+    def _rendered(self, snapshot: Snapshot) -> RenderedPage:
+        return RenderedPage(
+            lambda: self._exposition.text(snapshot),
+            lambda: self._exposition.openmetrics(snapshot),
+        )
 
 
 def serve_node(flags: Flags) -> int:
@@ -112,7 +113,7 @@ def describe_settings(flags: Flags) -> Iterator[str]:
     settings = resolve(flags)
     options = web_options(settings)
     servers = tuple(_watched(engine, settings) for engine in settings.engines)
-    make_app(latest=lambda: _rendered(Snapshot()), landing=str, ready=lambda: True, options=options)
+    make_app(latest=lambda: _Latest().page, landing=str, ready=lambda: True, options=options)
     yield "configuration is valid"
     yield f"poll every {settings.poll_interval_seconds:g} s"
     yield f"gpus: {'NVML' if settings.nvml else 'not read'}"

@@ -6,7 +6,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from kvheadroom.faces.exposition import render_openmetrics, render_text
+from kvheadroom.faces.exposition import Exposition
 from kvheadroom.live.capacity import Capacity
 from kvheadroom.live.engine_view import EngineFacts, EnginePast, ViewOptions, view_engine
 from kvheadroom.live.snapshot import ServerView, Snapshot
@@ -14,6 +14,10 @@ from kvheadroom.poll.health import failed, succeeded, unpolled
 from kvheadroom.readings import EngineReading, GpuProcess, GpuReading, ServerReading
 
 Labels = dict[str, str]
+
+
+def render_text(snapshot: Snapshot) -> bytes:
+    return Exposition().text(snapshot)
 
 
 def value_in(page: bytes, name: str, labels: Labels) -> float | None:
@@ -220,7 +224,7 @@ def test_both_formats_hold_the_same_samples() -> None:
             if sample.name.startswith("kvheadroom_")
         }
 
-    openmetrics = render_openmetrics(snapshot).decode()
+    openmetrics = Exposition().openmetrics(snapshot).decode()
 
     assert openmetrics.endswith("# EOF\n")
     as_openmetrics = samples(parse_openmetrics(openmetrics))  # type: ignore[no-untyped-call]
@@ -250,3 +254,16 @@ def test_nothing_is_shown_of_an_unknown_pool() -> None:
 
     assert view.tokens is None
     assert view.bytes is None
+
+
+def test_a_kept_family_never_goes_stale() -> None:
+    """What changed, appeared or went since the last rendering is rendered anew."""
+    exposition = Exposition()
+    busy, idle = (
+        engine_snapshot(EngineReading(rank="0", requests_running=running)) for running in (7.0, 0.0)
+    )
+
+    pages = [exposition.text(snapshot) for snapshot in (busy, busy, idle, Snapshot(), busy)]
+
+    running = "kvheadroom_engine_requests_running"
+    assert [value_in(page, running, ENGINE) for page in pages] == [7, 7, 0, None, 7]

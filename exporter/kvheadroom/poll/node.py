@@ -43,7 +43,7 @@ class NodeWatch:
         publish: Takes each new snapshot, in a thread of the watch's own.
     """
 
-    def __init__(self, publish: Callable[[Snapshot], None]) -> None:
+    def __init__(self, publish: Callable[[Snapshot], object]) -> None:
         self._schedule = PollSchedule()
         self._gpus: GpuWatch | None = None
         self._servers: Mapping[str, ServerWatch] = {}

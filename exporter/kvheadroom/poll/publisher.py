@@ -19,7 +19,7 @@ class Publisher:
         expected: Names of the sources under watch now.
     """
 
-    def __init__(self, publish: Callable[[], None], expected: Callable[[], set[str]]) -> None:
+    def __init__(self, publish: Callable[[], object], expected: Callable[[], set[str]]) -> None:
         self._publish = publish
         self._expected = expected
         self._reported: set[str] = set()
