@@ -1,5 +1,6 @@
 """What one poll cycle of 8 GPUs and 8 engines costs: CPU, memory, and memory over 20,000 polls."""
 
+import contextlib
 import gc
 import gzip
 import multiprocessing
@@ -7,19 +8,21 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
 from tests.e2e.exporter import Exporter
 from tests.parts.fake_nvml import FakeNvml, compile_library, gpu
 
+from bench.figures import Figure
 from kvheadroom.faces.exposition import Exposition
 from kvheadroom.live.engine_view import EngineFacts, ViewOptions
 from kvheadroom.live.snapshot import Snapshot
 from kvheadroom.node.vllm import EngineTarget, VllmSource
-from kvheadroom.poll.node import NodeWatch, WatchedServer
+from kvheadroom.poll.server_watch import ServerWatch
 
 PAGE: Final = (
     Path(__file__).parent.parent
@@ -28,23 +31,20 @@ PAGE: Final = (
 ENGINES: Final = 8
 CYCLES: Final = 40
 INTERVAL_SECONDS: Final = 0.5
+POLLS: Final = 20_000
+# By then every cache and history has been filled; what still grows is a leak.
+WARM_POLLS: Final = 5_000
+ROUNDS_PER_SCRAPE: Final = 3  # as at 5 s and Prometheus' 15 s
 # What Prometheus 2.53 sends.
 PROMETHEUS_ACCEPT: Final = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.1"
 
 
-def main() -> None:
-    """Print the cost of a cycle of the real command, and what 20,000 polls do to memory."""
-    servers = [_serve_pages() for _ in range(ENGINES)]
-    urls = [url for url, _ in servers]
-    try:
+def figures() -> Iterator[Figure]:
+    """Yield the cost of a cycle of the real command, and what many polls do to memory."""
+    with _page_servers() as urls:
         with tempfile.TemporaryDirectory() as folder:
-            _measure_command(urls, _node_with_gpus(Path(folder)))
-        polls = multiprocessing.get_context("spawn").Process(target=_poll_many_times, args=(urls,))
-        polls.start()
-        polls.join(900)
-    finally:
-        for _, process in servers:
-            process.terminate()
+            yield from _measure_command(urls, _node_with_gpus(Path(folder)))
+        yield _growth_over_polls(urls)
 
 
 def _node_with_gpus(folder: Path) -> FakeNvml:
@@ -55,7 +55,7 @@ def _node_with_gpus(folder: Path) -> FakeNvml:
     return node
 
 
-def _measure_command(urls: list[str], node: FakeNvml) -> None:
+def _measure_command(urls: list[str], node: FakeNvml) -> Iterator[Figure]:
     engines = [argument for url in urls for argument in ("--engine", url)]
     interval = f"{INTERVAL_SECONDS * 1000:.0f}ms"
     with Exporter(
@@ -67,13 +67,60 @@ def _measure_command(urls: list[str], node: FakeNvml) -> None:
         for _ in range(CYCLES):
             time.sleep(INTERVAL_SECONDS)
             exporter.get("/metrics", Accept=PROMETHEUS_ACCEPT)
-        cpu_ms = (_cpu_seconds(pid) - started) * 1e3
+        cycle_ms = (_cpu_seconds(pid) - started) / CYCLES * 1e3
         series = exporter.get("/metrics")[1].count(b"\nkvheadroom_")
-        print(
-            f"8 GPUs and {ENGINES} engines, {series} series: {cpu_ms / CYCLES:.1f} ms CPU a cycle, "
-            "scrape included (limit 20)"
-        )
-        print(f"resident: {_resident_mib(pid):.1f} MiB (limit 55)")
+        what = f"CPU of a cycle: 8 GPUs, {ENGINES} engines, a scrape of {series} series"
+        yield Figure(what, cycle_ms, "ms", at_most=20)
+        yield Figure("resident memory after it", _resident_mib(pid), "MiB", at_most=55)
+
+
+def _growth_over_polls(urls: list[str]) -> Figure:
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_poll_many_times, args=(urls, theirs))
+    process.start()
+    # Else the end of a child that died would never be seen on our side of the pipe.
+    theirs.close()
+    try:
+        warm_mib, last_mib = ours.recv()
+    finally:
+        process.terminate()
+        process.join()
+    what = f"memory grown from poll {WARM_POLLS:,} to {POLLS:,}, over {len(urls)} engines, no GPU"
+    return Figure(what, last_mib - warm_mib, "MiB", at_most=1)
+
+
+def _poll_many_times(urls: list[str], port: Connection) -> None:
+    """Poll the engines in turn, as fast as they answer; send memory in MiB when warm and last."""
+    # Without the schedule, which would take as many intervals.
+    watches = [_watch(url) for url in urls]
+    exposition = Exposition()
+    rounds = POLLS // len(watches)
+    for number in range(1, rounds + 1):
+        for watch in watches:
+            watch.poll()
+            assert watch.outcome.health.up, watch.outcome.health.detail
+        if number % ROUNDS_PER_SCRAPE == 0:
+            exposition.openmetrics(_snapshot(watches))
+        if number == WARM_POLLS // len(watches):
+            gc.collect()
+            warm_mib = _resident_mib()
+    gc.collect()
+    port.send((warm_mib, _resident_mib()))
+
+
+def _watch(url: str) -> ServerWatch:
+    source = VllmSource(EngineTarget(url), deadline_seconds=5.0)
+    return ServerWatch(source, facts=lambda _: EngineFacts(), options=ViewOptions())
+
+
+def _snapshot(watches: list[ServerWatch]) -> Snapshot:
+    outcomes = [watch.outcome for watch in watches]
+    return Snapshot(
+        sources=tuple(outcome.health for outcome in outcomes),
+        servers=tuple(outcome.server for outcome in outcomes if outcome.server),
+        engines=tuple(engine for outcome in outcomes for engine in outcome.engines),
+    )
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -81,54 +128,30 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _node(urls: list[str], publish: Callable[[Snapshot], object]) -> NodeWatch:
-    node = NodeWatch(publish)
-    servers = tuple(
-        WatchedServer(
-            key=url,
-            connection=url,
-            source=lambda url=url: VllmSource(EngineTarget(url), deadline_seconds=1.0),  # type: ignore[misc]
-            facts=lambda _: EngineFacts(),
-        )
-        for url in urls
-    )
-    node.configure(
-        gpus=None, servers=servers, options=ViewOptions(), interval_seconds=INTERVAL_SECONDS
-    )
-    return node
-
-
-def _poll_many_times(urls: list[str]) -> None:
-    """Poll without a schedule, as fast as it goes, and print what memory does."""
-    exposition = Exposition()
-    node = _node(urls[:1], exposition.text)
-    # The schedule would take 20,000 intervals.
-    (watch,) = node._servers.values()  # noqa: SLF001
-    readings: list[float] = []
-    for poll in range(20_001):
-        watch.poll()
-        if poll % 10 == 0:
-            exposition.text(node.snapshot())
-        if poll % 5_000 == 0:
-            gc.collect()
-            readings.append(_resident_mib())
-    shown = ", ".join(f"{mib:.1f}" for mib in readings)
-    print(f"resident at every 5,000 of 20,000 polls: {shown} MiB")
-
-
 def _resident_mib(pid: int | str = "self") -> float:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1024**2
 
 
-def _serve_pages() -> tuple[str, multiprocessing.Process]:
+@contextlib.contextmanager
+def _page_servers() -> Iterator[list[str]]:
+    """Eight servers of a recorded page, each a process of its own; their URLs."""
     ports: multiprocessing.Queue[int] = multiprocessing.Queue()
-    process = multiprocessing.Process(target=_page_server, args=(ports,), daemon=True)
-    process.start()
-    return f"http://127.0.0.1:{ports.get(timeout=10)}", process
+    processes = [
+        multiprocessing.Process(target=_serve_page, args=(ports,), daemon=True)
+        for _ in range(ENGINES)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        yield [f"http://127.0.0.1:{ports.get(timeout=10)}" for _ in processes]
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
 
 
-def _page_server(ports: "multiprocessing.Queue[int]") -> None:
+def _serve_page(ports: "multiprocessing.Queue[int]") -> None:
     page = gzip.decompress(PAGE.read_bytes())
 
     class Handler(BaseHTTPRequestHandler):
@@ -149,7 +172,3 @@ def _page_server(ports: "multiprocessing.Queue[int]") -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     ports.put(server.server_port)
     server.serve_forever()
-
-
-if __name__ == "__main__":
-    main()

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from bench.figures import Figure
 from kvheadroom.node.page_reader import PageReader
 from kvheadroom.node.vllm import EngineTarget, VllmSource
 from kvheadroom.node.vllm_names import MEANING_OF
@@ -103,8 +104,8 @@ def _poll_cpu_milliseconds(page: bytes) -> float:
         process.join()
 
 
-def main() -> None:
-    """Print the figures, each a ratio of two measurements of the same run."""
+def figures() -> Iterator[Figure]:
+    """Yield the costs in microseconds, and the two ratios that are held to a limit."""
     recorded = gzip.decompress((EVIDENCE / "real-servers/0.32.0-gemma3/after.prom.gz").read_bytes())
     pages = _pages(recorded)
     reader = PageReader(MEANING_OF)
@@ -120,13 +121,11 @@ def main() -> None:
 
     kilobytes = len(pages[0]) / 1000
     print(f"page of {ENGINES} engines, {kilobytes:.0f} kB, every number new on every page")
-    print(f"one find() over the page   {scan:9.0f} us")
-    print(f"reading the wanted samples {ours:9.0f} us  = {ours / scan:.1f} x find()")
-    print(f"... and understanding them {whole:9.0f} us")
-    print(f"prometheus_client's parser {library:9.0f} us  = {library / ours:.0f} x ours")
+    yield Figure("one find() over the page", scan, "us")
+    yield Figure("reading the wanted samples", ours, "us")
+    yield Figure("reading and understanding them", whole, "us")
+    yield Figure("prometheus_client's parser", library, "us")
+    yield Figure("reading, as a multiple of find()", ours / scan, "x", at_most=8)
+    yield Figure("faster than prometheus_client's parser", library / ours, "x", at_least=60)
     cpu = _poll_cpu_milliseconds(recorded)
-    print(f"one poll of a {len(recorded) / 1000:.0f} kB page: {cpu:.2f} ms of CPU, HTTP included")
-
-
-if __name__ == "__main__":
-    main()
+    yield Figure(f"CPU of one poll of {len(recorded) / 1000:.0f} kB, HTTP included", cpu, "ms")

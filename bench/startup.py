@@ -6,19 +6,22 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+
+from bench.figures import Figure
 
 RUNS = 9
 
 
-def main() -> None:
-    """Print both figures as medians."""
+def figures() -> Iterator[Figure]:
+    """Yield both as medians."""
     bare = statistics.median(_seconds([sys.executable, "-c", "pass"]) for _ in range(RUNS))
     asked = statistics.median(
         _seconds([sys.executable, "-m", "kvheadroom", "--help"]) for _ in range(RUNS)
     )
-    print(f"--help: {(asked - bare) * 1e3:.0f} ms more than python -c pass (limit 150)")
+    yield Figure("--help, beyond python -c pass", (asked - bare) * 1e3, "ms", at_most=150)
     first = statistics.median(_seconds_to_first_scrape() for _ in range(3))
-    print(f"demo: {first:.2f} s from start to the first complete scrape (limit 1.5)")
+    yield Figure("demo, from start to the first complete scrape", first, "s", at_most=1.5)
 
 
 def _seconds(command: list[str]) -> float:
@@ -48,7 +51,3 @@ def _get(port: int) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     connection.request("GET", "/metrics")
     return connection.getresponse().read()
-
-
-if __name__ == "__main__":
-    main()

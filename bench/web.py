@@ -1,7 +1,7 @@
 """Compare a scrape of this server with one of prometheus_client's own, on the same 1,000 series.
 
 Each server is a process of its own and so is the client: ``wrk`` where it is installed, else a
-plain keep-alive client. Run as ``python -m bench.web``.
+plain keep-alive client.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Gauge, generate_latest, start_http_server
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
+from bench.figures import Figure
 from kvheadroom.faces.negotiation import RenderedPage
 from kvheadroom.faces.server import WebServer
 from kvheadroom.faces.web import make_app
@@ -29,6 +30,7 @@ SERIES: Final = 1000
 SECONDS: Final = 3
 CONNECTIONS: Final = 4
 SILENT_CLIENTS: Final = 1000
+SILENT_CLIENT_PAUSE_SECONDS: Final = 0.002
 SCRAPES: Final = 200
 
 # What Prometheus 2.53 sends.
@@ -58,21 +60,22 @@ class Measured:
     rss_mib: float
 
 
-def main() -> None:
-    """Measure both servers and print the ratios."""
+def figures() -> Iterator[Figure]:
+    """Measure both servers and yield each pair as a ratio."""
     ours, theirs = measure("ours"), measure("prometheus_client")
-    rows: tuple[tuple[str, Callable[[Measured], float], str], ...] = (
-        ("plain text, scrapes/s", lambda each: each.plain_per_second, ",.0f"),
-        ("as Prometheus asks, scrapes/s", lambda each: each.prometheus_per_second, ",.0f"),
-        ("new connection, p99 ms", lambda each: each.quiet_p99_seconds * 1000, ".2f"),
-        ("same, 1,000 silent clients", lambda each: each.crowded_p99_seconds * 1000, ".2f"),
-        ("RSS, MiB", lambda each: each.rss_mib, ".1f"),
+    rows: tuple[tuple[str, Callable[[Measured], float], str, float | None], ...] = (
+        ("plain text", lambda each: each.plain_per_second, "/s", 60),
+        ("as Prometheus asks", lambda each: each.prometheus_per_second, "/s", 60),
+        ("new connection, p99", lambda each: each.quiet_p99_seconds * 1000, "ms", None),
+        ("same, 1,000 silent clients", lambda each: each.crowded_p99_seconds * 1000, "ms", None),
+        ("resident memory", lambda each: each.rss_mib, "MiB", None),
     )
     print(f"{SERIES} series, {CONNECTIONS} connections, client {client_name()}")
-    print(f"{'':32}{'kvheadroom':>12}{'prom. client':>14}{'ratio':>9}")
-    for title, figure, style in rows:
+    for what, figure, unit, at_least in rows:
         mine, other = figure(ours), figure(theirs)
-        print(f"{title:32}{mine:>12{style}}{other:>14{style}}{mine / other:>9.2f}")
+        yield Figure(what, mine, unit)
+        yield Figure(f"{what}, prometheus_client", other, unit)
+        yield Figure(f"{what}, ratio", mine / other, "x", at_least=at_least)
 
 
 def measure(kind: str) -> Measured:
@@ -85,6 +88,8 @@ def measure(kind: str) -> Measured:
         with contextlib.ExitStack() as crowd:
             for _ in range(SILENT_CLIENTS):
                 crowd.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+                # A server with a short queue drops the SYN of a burst, which costs a second each.
+                time.sleep(SILENT_CLIENT_PAUSE_SECONDS)
             time_scrape(port)  # waits until the crowd has been let in
             crowded = p99([time_scrape(port) for _ in range(SCRAPES)])
         return Measured(plain, prometheus, quiet, crowded, rss_mib(process.pid))
@@ -227,5 +232,3 @@ if __name__ == "__main__":
             serve(kind)
         case ["load", port_text, *header_lines]:
             load(int(port_text), header_lines)
-        case _:
-            main()

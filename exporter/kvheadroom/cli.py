@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from kvheadroom import __version__
+from kvheadroom import __version__, defaults
 from kvheadroom.errors import ConfigError, KvHeadroomError
 
 _EXIT_FAILED: Final = 1
@@ -46,10 +46,9 @@ def run() -> int:
 
 
 def _option(flag: str, name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: ANN401
-    """Return a click option whose environment twin is ``KVHEADROOM_`` and its name."""
-    return click.option(
-        flag, name, envvar=f"KVHEADROOM_{name.upper()}", show_envvar=True, **settings
-    )
+    """Return a click option whose environment twin is ``KVHEADROOM_`` and the flag's own name."""
+    twin = flag.removeprefix("--").replace(".", "_").replace("-", "_").upper()
+    return click.option(flag, name, envvar=f"KVHEADROOM_{twin}", show_envvar=True, **settings)
 
 
 _FILE: Final = click.Path(dir_okay=False, path_type=Path)
@@ -66,7 +65,9 @@ def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
 
 _POLL_OPTIONS: Final = (
     _option(
-        "--poll.interval", "poll_interval", help="Between two polls of a source.  [default: 5s]"
+        "--poll.interval",
+        "poll_interval",
+        help=f"Between two polls of a source.  [default: {defaults.POLL_INTERVAL}]",
     ),
     _option(
         "--poll.timeout",
@@ -77,12 +78,14 @@ _POLL_OPTIONS: Final = (
         "--context",
         "contexts",
         multiple=True,
-        help="State headroom for requests of this many tokens; repeatable.  [default: 8K]",
+        help="State headroom for requests of this many tokens; repeatable.  "
+        f"[default: {defaults.CONTEXT}]",
     ),
     _option(
         "--traffic.window",
         "traffic_window",
-        help="How far back the traffic's own request length reaches.  [default: 15m]",
+        help="How far back the traffic's own request length reaches.  "
+        f"[default: {defaults.TRAFFIC_WINDOW}]",
     ),
 )
 _WEB_OPTIONS: Final = (
@@ -90,9 +93,9 @@ _WEB_OPTIONS: Final = (
         "--web.listen-address",
         "listen_addresses",
         multiple=True,
-        help="HOST:PORT or :PORT to serve on; repeatable.  [default: :10420]",
+        help=f"HOST:PORT or :PORT to serve on; repeatable.  [default: {defaults.LISTEN_ADDRESS}]",
     ),
-    _option("--web.telemetry-path", "telemetry_path", help="[default: /metrics]"),
+    _option("--web.telemetry-path", "telemetry_path", help=f"[default: {defaults.TELEMETRY_PATH}]"),
     _option(
         "--web.config.file",
         "web_config_file",
@@ -136,12 +139,12 @@ def main() -> None:
 
 @main.command()
 @_options(*_ENGINE_OPTIONS, *_POLL_OPTIONS, *_WEB_OPTIONS)
-def serve(**given: Any) -> int:  # noqa: ANN401  (click hands over what the options above declare)
+def serve(**given: Any) -> None:  # noqa: ANN401  (click hands over what the options above declare)
     """Watch this node and serve its headroom to Prometheus."""
     from kvheadroom.daemon import serve_node  # noqa: PLC0415
     from kvheadroom.settings import Flags  # noqa: PLC0415
 
-    return serve_node(Flags(**given))
+    serve_node(Flags(**given))
 
 
 @main.command()
@@ -161,12 +164,12 @@ def serve(**given: Any) -> int:  # noqa: ANN401  (click hands over what the opti
     help="Simulated seconds that pass in one second.",
 )
 @_options(*_POLL_OPTIONS, *_WEB_OPTIONS)
-def demo(profile: str, seed: int, speed: float, **given: Any) -> int:  # noqa: ANN401
+def demo(profile: str, seed: int, speed: float, **given: Any) -> None:  # noqa: ANN401
     """Serve a simulated node; everything but the GPUs and engines is real."""
     from kvheadroom.daemon import serve_demo  # noqa: PLC0415
     from kvheadroom.settings import Flags  # noqa: PLC0415
 
-    return serve_demo(Flags(**given), profile=profile, seed=seed, speed=speed)
+    serve_demo(Flags(**given), profile=profile, seed=seed, speed=speed)
 
 
 @main.command("check-config")
@@ -181,7 +184,7 @@ def check_config(**given: Any) -> None:  # noqa: ANN401
 
 
 @main.command("check-health")
-@click.argument("url", default="http://127.0.0.1:10420/-/healthy")
+@click.argument("url", default=f"http://127.0.0.1:{defaults.PORT}/-/healthy")
 def check_health(url: str) -> int:
     """Exit 0 if the kvheadroom at URL is healthy, 1 if not (for a container's HEALTHCHECK)."""
     from kvheadroom.health_check import check  # noqa: PLC0415

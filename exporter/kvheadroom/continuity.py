@@ -8,16 +8,23 @@ from kvheadroom.readings import EngineReading, ServerReading
 def server_restarted(before: ServerReading, now: ServerReading) -> bool:
     """Return whether the server behind *now* is another process than the one behind *before*.
 
-    Where both pages tell when the process started, that decides; else a counter that fell does.
+    It is when it started at another time, where both pages tell, or when a counter fell: the
+    engine behind a front end that lives on may have been replaced.
     """
-    if before.started_unix_seconds is not None and now.started_unix_seconds is not None:
-        return before.started_unix_seconds != now.started_unix_seconds
+    if started_anew(before.started_unix_seconds, now.started_unix_seconds):
+        return True
     earlier = {engine.rank: engine for engine in before.engines}
     return any(
         counters_fell(earlier[engine.rank], engine)
         for engine in now.engines
         if engine.rank in earlier
     )
+
+
+def started_anew(before_unix_seconds: float | None, now_unix_seconds: float | None) -> bool:
+    """Return whether both start times are known and differ."""
+    known = before_unix_seconds is not None and now_unix_seconds is not None
+    return known and before_unix_seconds != now_unix_seconds
 
 
 def counters_fell(before: EngineReading, now: EngineReading) -> bool:

@@ -3,9 +3,9 @@
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 
 from kvheadroom import __version__
 from kvheadroom.demo.node import build_node
@@ -15,11 +15,11 @@ from kvheadroom.faces.exposition import Exposition
 from kvheadroom.faces.negotiation import RenderedPage
 from kvheadroom.faces.server import WebServer
 from kvheadroom.faces.web import make_app
-from kvheadroom.faces.web_options import WebOptions
+from kvheadroom.faces.web_options import WebOptions, format_address, reloaded_options
 from kvheadroom.live.engine_view import ViewOptions
 from kvheadroom.live.snapshot import Snapshot
 from kvheadroom.logs import set_up_logs
-from kvheadroom.node.engine_url import engine_address
+from kvheadroom.node.engine_url import engine_address, parse_engine_url
 from kvheadroom.node.nvml import NvmlSource
 from kvheadroom.node.vllm import EngineTarget, VllmSource
 from kvheadroom.poll.facts import EngineFactsSource
@@ -38,9 +38,9 @@ class _Latest:
     """The latest snapshot and its page: one reference each, swapped by the publisher."""
 
     def __init__(self) -> None:
-        self.snapshot: Snapshot | None = None
+        self.snapshot = Snapshot()
         self._exposition = Exposition()
-        self.page = self._rendered(Snapshot())
+        self.page = self._rendered(self.snapshot)
 
     def publish(self, snapshot: Snapshot) -> None:
         page = self._rendered(snapshot)
@@ -49,9 +49,13 @@ class _Latest:
         page.make_like(self.page)
         self.snapshot, self.page = snapshot, page
 
-    def landing(self, telemetry_path: str) -> str:
-        snapshot = self.snapshot or Snapshot()
-        return landing.render(__version__, telemetry_path, snapshot)
+    def app(self, options: WebOptions) -> Any:  # noqa: ANN401  (ASGI has no type both sides share)
+        return make_app(
+            latest=lambda: self.page,
+            landing=lambda: landing.render(__version__, options.telemetry_path, self.snapshot),
+            ready=lambda: self.snapshot.is_complete,
+            options=options,
+        )
 
     def _rendered(self, snapshot: Snapshot) -> RenderedPage:
         return RenderedPage(
@@ -60,28 +64,128 @@ class _Latest:
         )
 
 
-def serve_node(flags: Flags) -> int:
-    """Watch this node until SIGTERM or SIGINT; return the exit status.
+class _Daemon:
+    """A node under watch and what it shows.
+
+    Args:
+        flags: The command line, read again with its files at every reload.
+        gpus: The node's GPUs: one source for life, since a driver call that hangs outlives any
+            configuration.
+        engines: Engines besides the configured ones.
 
     Raises:
-        ConfigError: The settings cannot be honoured, or an address cannot be listened on.
+        ConfigError: The settings cannot be honored, or an address cannot be listened on.
     """
-    settings = resolve(flags)
-    set_up_logs(settings.log_level, settings.log_format)
-    latest = _Latest()
-    watch = NodeWatch(latest.publish)
-    _configure(watch, settings, _gpu_source)
-    return _live(
-        settings, latest, watch, reload=lambda: _reload(flags, settings, watch, _gpu_source)
-    )
+
+    def __init__(
+        self, flags: Flags, gpus: GpuSource, engines: tuple[EngineSettings, ...] = ()
+    ) -> None:
+        self._flags = flags
+        self._gpus = gpus
+        self._engines = engines
+        self._settings = resolve(flags)
+        set_up_logs(self._settings.log_level, self._settings.log_format)
+        self._options = web_options(self._settings)
+        self._latest = _Latest()
+        self._watch = NodeWatch(self._latest.publish)
+        self._watch_nodes(self._settings)
+        self._server = WebServer(self._latest.app(self._options), self._options)
+
+    def live(self) -> NoReturn:
+        """Serve until a signal says to end, then end the process."""
+        self._server.start()
+        for host, port in self._server.addresses:
+            scheme = "http" if self._options.tls is None else "https"
+            url = f"{scheme}://{format_address(host, port)}"
+            _log.info("listening", extra={"fields": {"url": url, "version": __version__}})
+        self._watch.start()
+        asked = self._wait_for_the_end()
+        self._watch.stop()
+        self._server.stop()
+        logging.shutdown()
+        # A poll may hang in the driver or a socket; there is nothing left of it worth waiting for.
+        os._exit(0 if asked else 1)
+
+    def _wait_for_the_end(self) -> bool:
+        """Reload on SIGHUP or when a file has changed; return whether the end was asked for."""
+        stamps = _stamps(self._settings.files)
+        while self._server.is_serving:
+            received = signal.sigtimedwait(_SIGNALS, _FILE_CHECK_SECONDS)
+            if received is not None and received.si_signo != signal.SIGHUP:
+                name = signal.Signals(received.si_signo).name
+                _log.info("stopping", extra={"fields": {"signal": name}})
+                return True
+            now = _stamps(self._settings.files)
+            if received is not None or now != stamps:
+                self._reload()
+                # A change made while reloading shows at the next look; a file that is new to the
+                # configuration is watched from here on.
+                stamps = _stamps(self._settings.files) | now
+                stamps = {file: stamps[file] for file in self._settings.files}
+        _log.error("the web server ended by itself; a supervisor should start kvheadroom again")
+        return False
+
+    def _reload(self) -> None:
+        """Take over what flags and files say now, whole or not at all; never raises."""
+        try:
+            settings = resolve(self._flags)
+            options = reloaded_options(self._options, web_options(settings))
+            app = self._latest.app(options)
+            self._watch_nodes(settings)
+        except ConfigError as error:
+            self._refuse(str(error))
+            return
+        except Exception as error:  # noqa: BLE001  (a bad file must not end a good daemon)
+            _log.debug("traceback of the refused reload", exc_info=True)
+            self._refuse(f"internal error: {type(error).__name__}")
+            return
+        self._server.replace_app(app, options.headers)
+        set_up_logs(settings.log_level, settings.log_format)
+        for name in ("listen_addresses", "telemetry_path"):
+            if getattr(settings, name) != getattr(self._settings, name):
+                fields = {"setting": name}
+                _log.warning("takes effect at the next start", extra={"fields": fields})
+        self._settings, self._options = settings, options
+        fields = {"engines": str(len(settings.engines))}
+        _log.info("configuration reloaded", extra={"fields": fields})
+
+    def _refuse(self, detail: str) -> None:
+        fields = {"detail": detail}
+        _log.error("reload refused, the older configuration stays", extra={"fields": fields})
+        self._watch.refuse_config()
+
+    def _watch_nodes(self, settings: Settings) -> None:
+        # Everything that can be refused is made before anything in use is touched.
+        engines = (*settings.engines, *self._engines)
+        servers = tuple(_watched(engine, settings) for engine in engines)
+        if isinstance(self._gpus, NvmlSource):
+            self._gpus.deadline_seconds = settings.poll_timeout_seconds
+        self._watch.configure(
+            gpus=self._gpus if settings.nvml else None,
+            servers=servers,
+            options=ViewOptions(settings.context_tokens, settings.traffic_window_seconds),
+            interval_seconds=settings.poll_interval_seconds,
+        )
 
 
-def serve_demo(flags: Flags, *, profile: str, seed: int, speed: float) -> int:
-    """Watch a simulated node until SIGTERM or SIGINT; return the exit status.
+def serve_node(flags: Flags) -> NoReturn:
+    """Watch this node until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: The settings cannot be honored, or an address cannot be listened on.
+    """
+    _take_signals()
+    # Its deadline is set with every configuration.
+    _Daemon(flags, NvmlSource(deadline_seconds=1.0)).live()
+
+
+def serve_demo(flags: Flags, *, profile: str, seed: int, speed: float) -> NoReturn:
+    """Watch a simulated node until SIGTERM or SIGINT.
 
     Raises:
         ConfigError: As :func:`serve_node`.
     """
+    _take_signals()
     node = build_node(profile, seed=seed, speed=speed)
     engines = tuple(
         EngineSettings(
@@ -92,16 +196,9 @@ def serve_demo(flags: Flags, *, profile: str, seed: int, speed: float) -> int:
         )
         for server in node.servers
     )
-    settings = resolve(flags)
-    set_up_logs(settings.log_level, settings.log_format)
-    latest = _Latest()
-    watch = NodeWatch(latest.publish)
+    daemon = _Daemon(flags, node.gpus, engines)
     node.start()
-    try:
-        _configure(watch, settings, lambda _: node.gpus, engines)
-        return _live(settings, latest, watch, reload=lambda: None)
-    finally:
-        node.close()
+    daemon.live()
 
 
 def describe_settings(flags: Flags) -> Iterator[str]:
@@ -112,8 +209,8 @@ def describe_settings(flags: Flags) -> Iterator[str]:
     """
     settings = resolve(flags)
     options = web_options(settings)
-    servers = tuple(_watched(engine, settings) for engine in settings.engines)
-    make_app(latest=lambda: _Latest().page, landing=str, ready=lambda: True, options=options)
+    servers = [_watched(engine, settings) for engine in settings.engines]
+    _Latest().app(options)
     yield "configuration is valid"
     yield f"poll every {settings.poll_interval_seconds:g} s"
     yield f"gpus: {'NVML' if settings.nvml else 'not read'}"
@@ -121,124 +218,37 @@ def describe_settings(flags: Flags) -> Iterator[str]:
         yield f"engine: {server.key}"
     scheme = "http" if options.tls is None else "https"
     for host, port in options.listen:
-        yield f"listen: {scheme}://{host or '*'}:{port}{options.telemetry_path}"
+        yield f"listen: {scheme}://{format_address(host, port)}{options.telemetry_path}"
 
 
-def _gpu_source(settings: Settings) -> GpuSource:
-    return NvmlSource(deadline_seconds=settings.poll_timeout_seconds)
-
-
-def _configure(
-    watch: NodeWatch,
-    settings: Settings,
-    open_gpus: Callable[[Settings], GpuSource],
-    engines: tuple[EngineSettings, ...] = (),
-) -> None:
-    servers = tuple(_watched(engine, settings) for engine in (*settings.engines, *engines))
-    watch.configure(
-        gpus=(lambda: open_gpus(settings)) if settings.nvml else None,
-        servers=servers,
-        options=ViewOptions(settings.context_tokens, settings.traffic_window_seconds),
-        interval_seconds=settings.poll_interval_seconds,
-    )
+def _take_signals() -> None:
+    # Signals are taken where we wait for them and nowhere else. Blocked before the first thread
+    # is made, since threads inherit the mask.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
 def _watched(engine: EngineSettings, settings: Settings) -> WatchedServer:
-    target = EngineTarget(url=engine.url, api_key=engine.api_key)
-
-    def open_source() -> VllmSource:
-        return VllmSource(target, deadline_seconds=settings.poll_timeout_seconds)
-
+    target = EngineTarget(
+        url=engine.url,
+        api_key=engine.api_key,
+        ca_file=None if engine.ca_file is None else str(engine.ca_file),
+    )
+    on_this_machine = parse_engine_url(engine.url).is_loopback
     return WatchedServer(
         key=engine.address,
         connection=(target, settings.poll_timeout_seconds),
-        source=open_source,
+        source=VllmSource(target, deadline_seconds=settings.poll_timeout_seconds),
         facts=EngineFactsSource(
             name=engine.name,
             model_config=engine.model_config,
             tensor_parallel=engine.tensor_parallel,
-            discovery=settings.discovery,
+            discovery=settings.discovery and on_this_machine,
         ),
     )
 
 
-def _reload(
-    flags: Flags,
-    started_with: Settings,
-    watch: NodeWatch,
-    open_gpus: Callable[[Settings], GpuSource],
-) -> None:
-    try:
-        settings = resolve(flags)
-        _configure(watch, settings, open_gpus)
-    except ConfigError as error:
-        _log.error("reload refused, the older configuration stays", extra=_detail(error))
-        watch.refuse_config()
-        return
-    for name in ("listen_addresses", "telemetry_path", "web_config_file", "log_format"):
-        if getattr(settings, name) != getattr(started_with, name):
-            _log.warning("takes effect at the next start", extra={"fields": {"setting": name}})
-    _log.info("configuration reloaded", extra={"fields": {"engines": len(settings.engines)}})
-
-
-def _detail(error: ConfigError) -> dict[str, dict[str, str]]:
-    return {"fields": {"detail": str(error)}}
-
-
-def _live(
-    settings: Settings, latest: _Latest, watch: NodeWatch, *, reload: Callable[[], None]
-) -> int:
-    # Signals are taken where we wait for them and nowhere else; threads inherit the mask.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    options = web_options(settings)
-    server = _start_server(latest, options)
-    watch.start()
-    asked = _wait_for_the_end(settings.files, reload, lambda: server.is_serving)
-    watch.stop()
-    server.stop()
-    logging.shutdown()
-    # A poll may hang in the driver or a socket; there is nothing left of it worth waiting for.
-    os._exit(0 if asked else 1)
-
-
-def _start_server(latest: _Latest, options: WebOptions) -> WebServer:
-    app = make_app(
-        latest=lambda: latest.page,
-        landing=lambda: latest.landing(options.telemetry_path),
-        ready=lambda: latest.snapshot is not None,
-        options=options,
-    )
-    server = WebServer(app, options)
-    server.start()
-    for host, port in server.addresses:
-        scheme = "http" if options.tls is None else "https"
-        shown = f"[{host}]" if ":" in host else host
-        fields = {"url": f"{scheme}://{shown}:{port}", "version": __version__}
-        _log.info("listening", extra={"fields": fields})
-    return server
-
-
-def _wait_for_the_end(
-    files: tuple[Path, ...], reload: Callable[[], None], serving: Callable[[], bool]
-) -> bool:
-    """Reload on SIGHUP or when a file has changed; return whether the end was asked for."""
-    stamps = _stamps(files)
-    while serving():
-        received = signal.sigtimedwait(_SIGNALS, _FILE_CHECK_SECONDS)
-        if received is not None and received.si_signo != signal.SIGHUP:
-            name = signal.Signals(received.si_signo).name
-            _log.info("stopping", extra={"fields": {"signal": name}})
-            return True
-        now = _stamps(files)
-        if received is not None or now != stamps:
-            stamps = now
-            reload()
-    _log.error("the web server ended by itself; a supervisor should start kvheadroom again")
-    return False
-
-
-def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int] | None, ...]:
-    return tuple(_stamp(file) for file in files)
+def _stamps(files: tuple[Path, ...]) -> dict[Path, tuple[int, int] | None]:
+    return {file: _stamp(file) for file in files}
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -1,7 +1,7 @@
 """Every error kvheadroom raises on purpose, as one tree.
 
 KvHeadroomError
-├── ConfigError          the operator wrote something we cannot honour: one line, exit 2
+├── ConfigError          the operator wrote something we cannot honor: one line, exit 2
 ├── ModelConfigError     a model's config.json lacks, or contradicts, a field we need
 └── SourceError          one poll of one source failed; the daemon goes on
     └── (its `reason` is the bounded label value, its text is the line a person reads)
@@ -44,7 +44,7 @@ class KvHeadroomError(Exception):
 
 
 class ConfigError(KvHeadroomError):
-    """The operator wrote something that cannot be honoured; the text is one line."""
+    """The operator wrote something that cannot be honored; the text is one line."""
 
 
 class ModelConfigError(KvHeadroomError):

@@ -122,7 +122,9 @@ class EngineReading:
     """One vLLM engine (one data-parallel rank) as its server's page shows it.
 
     Attributes:
-        rank: The page's ``engine`` label, ``"0"`` where a version has none.
+        rank: The page's ``engine`` label, ``"0"`` where a version has none; under Ray with several
+            replicas on one page, ``replica:label``.
+        replica: Ray's replica; ``None`` outside Ray. Each has a front end of its own.
         model_name: First ``--served-model-name``; ``None`` while no family carries it.
         requests_running: The scheduler's RUNNING list.
         requests_waiting: Waiting, deferred and preempted together.
@@ -139,6 +141,7 @@ class EngineReading:
     """
 
     rank: str
+    replica: str | None = None
     model_name: str | None = None
     requests_running: float | None = None
     requests_waiting: float | None = None

@@ -1,17 +1,17 @@
 """What the operator decided: one frozen record from flags, environment, file and defaults."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from kvheadroom import defaults
 from kvheadroom.errors import ConfigError
 from kvheadroom.node.engine_url import engine_address
 from kvheadroom.strict_yaml import FileRecord, load_record
 from kvheadroom.units import parse_duration, parse_token_count
-
-DEFAULT_PORT: Final = 10420
 
 LogFormat = Literal["logfmt", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -19,6 +19,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 # A poll must end before the next one is due; what is left is for judging and rendering.
 _TIMEOUT_SHARE: Final = 0.8
 _LONGEST_TIMEOUT_SECONDS: Final = 4.0
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class EngineInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +30,7 @@ class EngineInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
     name: str | None = None
     api_key_file: str | None = None
     api_key_env: str | None = None
+    ca_file: str | None = None
     model_config: str | None = None
     tensor_parallel_size: int = 1
 
@@ -98,6 +101,7 @@ class EngineSettings:
         address: The same server without them; no two engines share one.
         name: What its engines are called; ``None`` calls them by address.
         api_key: For its ``/v1/models``.
+        ca_file: PEM certificates to trust instead of the usual authorities.
         model_config: The model's config.json.
         tensor_parallel: Ranks of one engine.
     """
@@ -106,6 +110,7 @@ class EngineSettings:
     address: str
     name: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    ca_file: Path | None = None
     model_config: Path | None = None
     tensor_parallel: int = 1
 
@@ -137,8 +142,8 @@ class Settings:
     poll_timeout_seconds: float = _LONGEST_TIMEOUT_SECONDS
     context_tokens: tuple[int, ...] = (8192,)
     traffic_window_seconds: float = 900.0
-    listen_addresses: tuple[tuple[str, int], ...] = (("", DEFAULT_PORT),)
-    telemetry_path: str = "/metrics"
+    listen_addresses: tuple[tuple[str, int], ...] = (("", defaults.PORT),)
+    telemetry_path: str = defaults.TELEMETRY_PATH
     web_config_file: Path | None = None
     log_level: LogLevel = "info"
     log_format: LogFormat = "logfmt"
@@ -149,10 +154,10 @@ def resolve(flags: Flags, environment: Mapping[str, str] = os.environ) -> Settin
     """Return the settings that *flags*, their configuration file and the defaults add up to.
 
     Raises:
-        ConfigError: A value, a file or a key in it cannot be honoured; one line says which.
+        ConfigError: A value, a file or a key in it cannot be honored; one line says which.
     """
     file = load_record(flags.config_file, SettingsFile) if flags.config_file else SettingsFile()
-    interval = parse_duration(flags.poll_interval or file.poll.interval or "5s")
+    interval = parse_duration(flags.poll_interval or file.poll.interval or defaults.POLL_INTERVAL)
     timeout_text = flags.poll_timeout or file.poll.timeout
     default_timeout = min(_LONGEST_TIMEOUT_SECONDS, interval * _TIMEOUT_SHARE)
     timeout = parse_duration(timeout_text) if timeout_text else default_timeout
@@ -160,13 +165,16 @@ def resolve(flags: Flags, environment: Mapping[str, str] = os.environ) -> Settin
         raise ConfigError(
             f"poll timeout ({timeout:g} s) must be shorter than the poll interval ({interval:g} s)"
         )
-    contexts = flags.contexts or tuple(str(context) for context in file.contexts) or ("8192",)
-    listen = flags.listen_addresses or file.web.listen_addresses or (f":{DEFAULT_PORT}",)
+    given_contexts = flags.contexts or tuple(str(context) for context in file.contexts)
+    contexts = given_contexts or (defaults.CONTEXT,)
+    listen = flags.listen_addresses or file.web.listen_addresses or (defaults.LISTEN_ADDRESS,)
     web_config = flags.web_config_file or _beside(flags.config_file, file.web.config_file)
     engines = _engines(flags, file, environment)
+    window = flags.traffic_window or file.traffic_window or defaults.TRAFFIC_WINDOW
     watched = (
         flags.config_file,
         flags.api_key_file,
+        web_config,
         *(engine.model_config for engine in engines),
         *(_beside(flags.config_file, engine.api_key_file) for engine in file.engines),
     )
@@ -177,9 +185,9 @@ def resolve(flags: Flags, environment: Mapping[str, str] = os.environ) -> Settin
         poll_interval_seconds=interval,
         poll_timeout_seconds=timeout,
         context_tokens=tuple(dict.fromkeys(parse_token_count(context) for context in contexts)),
-        traffic_window_seconds=parse_duration(flags.traffic_window or file.traffic_window or "15m"),
+        traffic_window_seconds=parse_duration(window),
         listen_addresses=tuple(parse_listen_address(address) for address in listen),
-        telemetry_path=flags.telemetry_path or file.web.telemetry_path or "/metrics",
+        telemetry_path=flags.telemetry_path or file.web.telemetry_path or defaults.TELEMETRY_PATH,
         web_config_file=web_config,
         log_level=flags.log_level or file.log.level or "info",
         log_format=flags.log_format or file.log.format or "logfmt",
@@ -209,8 +217,9 @@ def _engines(
         EngineSettings(
             url=_with_scheme(engine.url),
             address=(address := engine_address(_with_scheme(engine.url))),
-            name=engine.name,
+            name=_checked_name(engine.name),
             api_key=_engine_key(engine, flags.config_file, environment) or shared_key,
+            ca_file=_beside(flags.config_file, engine.ca_file),
             model_config=by_address.pop(address, None)
             or _beside(flags.config_file, engine.model_config)
             or for_all,
@@ -218,6 +227,8 @@ def _engines(
         )
         for engine in given
     )
+    if not engines and (for_all or by_address):
+        raise ConfigError("a model config is given, but no engine")
     if by_address:
         raise ConfigError(f"--model-config names no --engine: {next(iter(by_address))}")
     _refuse_repeats(engines)
@@ -228,9 +239,10 @@ def _model_configs(flags: Flags, file: SettingsFile) -> tuple[Path | None, dict[
     for_all = _beside(flags.config_file, file.model_config)
     by_address: dict[str, Path] = {}
     for given in flags.model_configs:
-        url, equals, path = given.rpartition("=")
-        if equals and "://" in url:
-            by_address[engine_address(url)] = Path(path)
+        url, equals, path = given.partition("=")
+        # A path may hold an equals sign; it then begins as a path does.
+        if equals and not url.startswith(("/", ".")):
+            by_address[engine_address(_with_scheme(url))] = Path(path)
         else:
             for_all = Path(given)
     return for_all, by_address
@@ -243,6 +255,15 @@ def _refuse_repeats(engines: tuple[EngineSettings, ...]) -> None:
         repeated = next((value for value in values if values.count(value) > 1), None)
         if repeated is not None:
             raise ConfigError(f"{kind} given twice: {repeated}")
+
+
+def _checked_name(name: str | None) -> str | None:
+    if name is not None and not _NAME.fullmatch(name):
+        # A slash would make it look like a rank of another engine's.
+        raise ConfigError(
+            f"engine name {name!r}: use 1 to 128 letters, digits, dots, dashes and underscores"
+        )
+    return name
 
 
 def _with_scheme(text: str) -> str:
@@ -266,10 +287,13 @@ def _read_key(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        return path.read_text().strip()
+        key = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise ConfigError(f"API key file {path}: cannot be read: {reason}") from error
+    if not key:
+        raise ConfigError(f"API key file {path}: is empty")
+    return key
 
 
 def _beside(config_file: Path | None, text: str | None) -> Path | None:

@@ -27,10 +27,11 @@ def load_record(path: Path, record: type[Record]) -> Record:
         ConfigError: The file cannot be read, is not YAML, or does not fit *record*.
     """
     try:
-        data = yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506  (a safe loader, in C)
+        data = yaml.load(path.read_bytes(), Loader=_StrictLoader)  # noqa: S506  (it is a safe one)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # A ValueError is a date that is none, or text that is not UTF-8.
         raise ConfigError(f"{path}: not YAML: {_one_line(error)}") from error
     try:
         return msgspec.convert({} if data is None else data, record)
@@ -38,7 +39,20 @@ def load_record(path: Path, record: type[Record]) -> Record:
         raise ConfigError(f"{path}: {_explain(str(error), record)}") from error
 
 
-_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _StrictLoader(_SafeLoader):  # type: ignore[misc]
+    """Refuses a key given twice, where YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            problem = f"key given twice: {repeated}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 def _one_line(error: Exception) -> str:

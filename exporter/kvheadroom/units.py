@@ -10,23 +10,24 @@ MIB: Final = 1024**2
 GIB: Final = 1024**3
 
 _DURATION_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_DURATION: Final = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h|d)", re.ASCII)
 _LENGTH_FACTOR: Final = {"": 1, "k": 1000, "K": KIB, "m": 1000**2, "M": MIB}
-_LENGTH: Final = re.compile(r"(\d+)([kKmM]?)")
+_LENGTH: Final = re.compile(r"(\d{1,12})([kKmM]?)", re.ASCII)
+_LONGEST_SECONDS: Final = 366 * 86400.0
 
 
 def parse_duration(text: str) -> float:
     """Return the seconds in ``500ms``, ``5s``, ``1m`` or ``1m30s``.
 
     Raises:
-        ConfigError: Not a duration, or zero.
+        ConfigError: Not a duration, zero, or more than a year.
     """
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text.strip():
         raise ConfigError(f"not a duration: {text!r} (write 500ms, 5s or 1m)")
     seconds = sum(float(number) * _DURATION_SECONDS[unit] for number, unit in parts)
-    if seconds <= 0:
-        raise ConfigError(f"a duration must be above zero: {text!r}")
+    if not 0 < seconds <= _LONGEST_SECONDS:
+        raise ConfigError(f"a duration must be above zero and at most a year: {text!r}")
     return seconds
 
 

@@ -12,7 +12,7 @@ from kvheadroom.strict_yaml import FileRecord, load_record
 
 
 class TlsInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
-    """``tls_server_config``; the keys that Python's ssl cannot honour are here to be refused."""
+    """``tls_server_config``; the keys that Python's ssl cannot honor are here to be refused."""
 
     cert_file: str | None = None
     key_file: str | None = None
@@ -49,13 +49,13 @@ def web_options(settings: Settings) -> WebOptions:
     """Return how to serve, from *settings* and the web configuration file they name.
 
     Raises:
-        ConfigError: The file asks for something that cannot be honoured.
+        ConfigError: The file asks for something that cannot be honored.
     """
     path = settings.web_config_file
     if path is None:
         return WebOptions(listen=settings.listen_addresses, telemetry_path=settings.telemetry_path)
     file = load_record(path, WebConfigFile)
-    _refuse(path, _unhonoured(file))
+    _refuse(path, _unhonored(file))
     return WebOptions(
         listen=settings.listen_addresses,
         telemetry_path=settings.telemetry_path,
@@ -65,7 +65,7 @@ def web_options(settings: Settings) -> WebOptions:
     )
 
 
-def _unhonoured(file: WebConfigFile) -> Mapping[str, bool]:
+def _unhonored(file: WebConfigFile) -> Mapping[str, bool]:
     tls = file.tls_server_config or TlsInFile()
     return {
         "http_server_config.http2": file.http_server_config.http2,
@@ -80,11 +80,11 @@ def _unhonoured(file: WebConfigFile) -> Mapping[str, bool]:
     }
 
 
-def _refuse(path: Path, unhonoured: Mapping[str, bool]) -> None:
+def _refuse(path: Path, unhonored: Mapping[str, bool]) -> None:
     # A security setting that is silently ignored is worse than a server that does not start.
-    for key, asked in unhonoured.items():
+    for key, asked in unhonored.items():
         if asked:
-            raise ConfigError(f"{path}: {key} cannot be honoured by kvheadroom; remove it")
+            raise ConfigError(f"{path}: {key} cannot be honored by kvheadroom; remove it")
 
 
 def _tls(path: Path, tls: TlsInFile | None) -> TlsOptions | None:

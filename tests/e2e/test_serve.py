@@ -1,3 +1,4 @@
+import base64
 import json
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import bcrypt
 import pytest
 from tests.e2e.exporter import Exporter
 from tests.e2e.page_server import PageServer, answer, hang
@@ -42,15 +44,17 @@ def test_a_real_page_comes_out_as_headroom(servers: Servers) -> None:
 
 
 def test_every_source_dead_or_hanging_leaves_metrics_alive(
-    servers: Servers, release: threading.Event
+    tmp_path: Path, servers: Servers, release: threading.Event
 ) -> None:
-    """/metrics answers 200 at once, and source_up says 0 with a reason for each."""
+    """/metrics answers 200, and source_up says 0 with a reason for each."""
+    # Hides the driver of a machine that has one.
+    (tmp_path / "libnvidia-ml.so.1").touch()
     hanging, broken = servers(), servers().page(b"<html>login</html>")
     hanging.routes["/metrics"] = hang(release)
 
     with Exporter(
         "serve", "--poll.interval", "300ms", "--engine", hanging.url, "--engine", broken.url,
-        "--engine", "http://127.0.0.1:9",
+        "--engine", "http://127.0.0.1:9", environment={"LD_LIBRARY_PATH": str(tmp_path)},
     ) as exporter:  # fmt: skip
         expected = {
             hanging.target: "timeout",
@@ -147,11 +151,24 @@ def test_a_reload_adds_an_engine_and_keeps_history(tmp_path: Path, servers: Serv
         assert after >= failures > 0
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "engins: []\n",
+        "contexts: [2024-13-45]\n",
+        "contexts: [1K]\nengines: [{url: 'http://h:1', api_key_env: NOT_THERE}]\n",
+        "contexts: [1K]\nengines: [{url: 'http://h:1', api_key_file: key}]\n",
+        "engines: [{url: 'http://h:1', model_config: shape.json}]\n",
+    ],
+    ids=["unknown key", "no date", "no key", "key not ASCII", "model config"],
+)
 def test_a_bad_reload_keeps_the_old_configuration_and_says_so(
-    tmp_path: Path, servers: Servers
+    tmp_path: Path, servers: Servers, broken: str
 ) -> None:
-    """The exporter goes on as before, and a metric can be alerted on."""
+    """The exporter goes on as before, whole, and a metric can be alerted on."""
     server = servers().page(recorded("pages/made-healthy-20pct"))
+    (tmp_path / "key").write_text("schl\u00fcssel")
+    (tmp_path / "shape.json").write_text("[]")
     config = tmp_path / "kvheadroom.yml"
     good = f"nvml: false\npoll: {{interval: 200ms}}\nengines: [{{url: '{server.url}'}}]\n"
     config.write_text(good)
@@ -159,16 +176,57 @@ def test_a_bad_reload_keeps_the_old_configuration_and_says_so(
     with Exporter("serve", "--config.file", str(config)) as exporter:
         exporter.wait_for("config_last_reload_successful", 1)
         exporter.wait_for("source_up", 1, target=server.target)
-        config.write_text("engins: []\n")
+        config.write_text(broken)
         exporter.process.send_signal(signal.SIGHUP)
         exporter.wait_for("config_last_reload_successful", 0)
 
         assert exporter.value("source_up", target=server.target) == 1
-        assert any("did you mean" in line for line in exporter.log)
+        assert exporter.value("headroom_requests", context="8192") is not None
+        assert exporter.value("headroom_requests", context="1024") is None
+        assert any("reload refused" in line for line in exporter.log)
 
         config.write_text(good)
         exporter.process.send_signal(signal.SIGHUP)
         exporter.wait_for("config_last_reload_successful", 1)
+
+
+def test_a_password_is_revoked_by_a_reload(tmp_path: Path) -> None:
+    """What exporter-toolkit's operators expect: the file is read again."""
+    web = tmp_path / "web.yml"
+
+    def allow(password: str) -> None:
+        hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
+        web.write_text(f"basic_auth_users: {{sre: '{hashed}'}}\n")
+
+    def status(password: str) -> int:
+        credentials = base64.b64encode(f"sre:{password}".encode()).decode()
+        return exporter.get("/metrics", Authorization=f"Basic {credentials}")[0]
+
+    allow("old")
+    with Exporter("serve", *QUICK, "--web.config.file", str(web)) as exporter:
+        assert (status("old"), status("new")) == (200, 401)
+        allow("new")
+        exporter.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 5
+        while status("new") != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+        assert status("old") == 401
+
+
+def test_one_absurd_number_costs_its_own_series_only(servers: Servers) -> None:
+    """A page may claim any number of blocks; the other engine is served all the same."""
+    good = recorded("pages/made-modern-97pct")
+    absurd = servers().page(good.replace(b'num_gpu_blocks="25824"', b'num_gpu_blocks="1e308"'))
+    sane = servers().page(good)
+
+    with serve("--engine", absurd.url, "--engine", sane.url) as exporter:
+        exporter.wait_for("source_up", 1, target=absurd.target)
+        exporter.wait_for("kv_capacity_blocks", 25_824, engine=f"{sane.target}/0")
+
+        assert exporter.value("kv_capacity_blocks", engine=f"{absurd.target}/0") is None
+        assert exporter.value("kv_used_ratio", engine=f"{absurd.target}/0") == 0.97
 
 
 SECRET = "sk-never-shown"

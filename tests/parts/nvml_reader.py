@@ -15,9 +15,10 @@ from kvheadroom.errors import SourceError
 from kvheadroom.node.nvml import NvmlSource
 
 
-def answer_to(command: str, source: NvmlSource) -> dict[str, Any]:
-    """Return what one command of the tests asks for."""
+def answer_to(command: str, sources: list[NvmlSource]) -> dict[str, Any]:
+    """Return what one command of the tests asks for, of the last source that was opened."""
     word, *arguments = command.split()
+    source = sources[-1]
     match word:
         case "read":
             return read(source)
@@ -29,6 +30,8 @@ def answer_to(command: str, source: NvmlSource) -> dict[str, Any]:
             return {"milliseconds": sorted(cpu_milliseconds(source, int(arguments[0])))}
         case "close":
             source.close()
+        case "open":
+            sources.append(NvmlSource(deadline_seconds=source.deadline_seconds))
     return {}
 
 
@@ -54,9 +57,9 @@ def cpu_milliseconds(source: NvmlSource, reads: int) -> list[float]:
 
 def main() -> None:
     """Answer until standard input ends."""
-    source = NvmlSource(deadline_seconds=float(sys.argv[1]))
+    sources = [NvmlSource(deadline_seconds=float(sys.argv[1]))]
     for line in sys.stdin:
-        print(json.dumps(answer_to(line, source)), flush=True)  # noqa: T201  (it is the answer)
+        print(json.dumps(answer_to(line, sources)), flush=True)  # noqa: T201  (it is the answer)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,13 @@ def failures(reading: dict[str, Any]) -> list[tuple[str, str]]:
     return [(failure["target"], failure["reason"]) for failure in reading["failures"]]
 
 
-def threads_for_gpus(reader: Reader) -> list[str]:
+def sources_threads(reader: Reader) -> list[str]:
     names: list[str] = reader.ask("threads")["names"]
-    return [name for name in names if name.startswith("nvml-") and name != "nvml-driver"]
+    return [name for name in names if name.startswith("nvml-")]
+
+
+def threads_for_gpus(reader: Reader) -> list[str]:
+    return [name for name in sources_threads(reader) if name != "nvml-driver"]
 
 
 def read_until_whole(reader: Reader) -> dict[str, Any]:
@@ -32,6 +36,14 @@ def read_until_whole(reader: Reader) -> dict[str, Any]:
         assert time.monotonic() < ends, f"still not whole: {reading}"
         time.sleep(0.01)
     return reading
+
+
+def await_threads(reader: Reader, expected: list[str]) -> None:
+    """Wait until the threads of all sources are the expected ones; give up after two seconds."""
+    ends = time.monotonic() + 2.0
+    while (names := sources_threads(reader)) != expected:
+        assert time.monotonic() < ends, f"still running: {names}"
+        time.sleep(0.01)
 
 
 def test_a_hung_gpu_costs_no_other_and_comes_back_by_itself(node: FakeNvml) -> None:
@@ -133,6 +145,45 @@ def test_a_source_closed_under_a_hung_call_reads_again_without_a_second_thread(
     assert failures(again) == [("1", "timeout")]
     assert threads.count("nvml-1") == 1
     assert uuids(whole) == ["GPU-00000000", "GPU-00000001"]
+
+
+def test_a_new_source_leaves_the_library_under_a_call_that_hangs_for_an_old_one(
+    node: FakeNvml, old_nvml_library: Path
+) -> None:
+    """NVML switched off and on again: the old call returns into a library that is still there.
+
+    Reserved bytes show which library answers: the one put in its place cannot tell them.
+    """
+    with node.reader(deadline_seconds=DEADLINE_SECONDS) as reader:
+        node.write(gpu(0), gpu(1, hang_any=1), devices=2)
+        reader.read()
+        reader.ask("close")
+        node.install(old_nvml_library)
+        reader.ask("open")
+        node.write(gpu(0), devices=1, **{"1.hang.*": 1})
+        meanwhile = reader.read()
+        node.write(gpu(0), gpu(1), devices=2)
+        await_threads(reader, ["nvml-0", "nvml-driver"])
+        whole = reader.read()
+
+    assert meanwhile["gpus"][0]["reserved_bytes"] is not None
+    assert uuids(whole) == ["GPU-00000000", "GPU-00000001"]
+
+
+def test_a_new_source_looks_for_the_library_anew_where_nothing_hangs(
+    node: FakeNvml, old_nvml_library: Path
+) -> None:
+    """NVML switched off and on again after a change of driver: the driver on disk answers."""
+    with node.reader() as reader:
+        node.write(gpu(0), devices=1)
+        before = reader.read()
+        reader.ask("close")
+        node.install(old_nvml_library)
+        reader.ask("open")
+        after = reader.read()
+
+    assert before["gpus"][0]["reserved_bytes"] is not None
+    assert after["gpus"][0]["reserved_bytes"] is None
 
 
 def test_the_deadline_can_be_changed_between_reads(node: FakeNvml) -> None:

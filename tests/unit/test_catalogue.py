@@ -8,7 +8,7 @@ from kvheadroom.faces.metrics_doc import markdown, surface
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "metric_surface.txt"
 
-# Target labels that Prometheus or an operator's relabelling owns.
+# Target labels that Prometheus or an operator's relabeling owns.
 CLASHING = {"instance", "job", "cluster", "region", "zone", "service", "env", "environment", "dc"}
 
 every_metric = pytest.mark.parametrize("spec", ALL_METRICS, ids=lambda spec: spec.name)

@@ -16,6 +16,11 @@ def test_a_restart_adds_to_what_was_counted() -> None:
     assert total(0, 45, 3) == 48
 
 
+def test_a_known_restart_counts_whole_what_comes_after() -> None:
+    """5, a restart, 7: the 7 are all new, although the counter did not fall."""
+    assert RunningTotal().advanced(5).restarted().advanced(7).total == 12
+
+
 def test_the_first_report_counts_whole() -> None:
     """What happened before we came is part of the engine's own total."""
     assert total(43) == 43

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
+from tests.unit.virtual_clock import VirtualClock
 
 from kvheadroom.demo.engine import Engine
 from kvheadroom.demo.node import DemoNode, build_node, cache_config
@@ -18,22 +19,6 @@ from kvheadroom.demo.traffic import arrivals
 EVIDENCE = Path(__file__).parent.parent / "evidence" / "demo"
 CARD = PROFILES["card"]
 TIMEOUT_SECONDS = 5.0
-
-
-class Clock:
-    """A virtual clock that stands where the test puts it."""
-
-    def __init__(self) -> None:
-        self.now_seconds = 0.0
-
-    def __call__(self) -> float:
-        """Return its time."""
-        return self.now_seconds
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -87,8 +72,9 @@ def test_an_unknown_path_is_not_found(node: DemoNode) -> None:
     assert answer.json() == {"detail": "Not Found"}
 
 
-def test_engines_move_only_when_somebody_looks(clock: Clock) -> None:
+def test_engines_move_only_when_somebody_looks() -> None:
     """A page shows the virtual time at which it was asked for."""
+    clock = VirtualClock()
     facts = PageFacts("m", cache_config(CARD.servers[0], CARD.cards[0]), 1.0, False)
     plan = CARD.servers[0]
     engine = Engine(plan.limits(CARD.cards[0]), plan.cost, arrivals(plan.traffic, Random(1)))

@@ -192,3 +192,15 @@ def test_the_next_page_can_be_made_ahead() -> None:
     later.page.make_like(earlier.page)
 
     assert later.rendered == ["openmetrics"]
+
+
+def test_a_scrape_finds_its_format_ready_after_several_polls() -> None:
+    """Polls come three to a scrape at the defaults, and those that nobody saw pass on the want."""
+    earlier, unseen, latest = Counting(), Counting(), Counting()
+    choose(earlier.page, PROMETHEUS_3_5, "gzip")
+
+    unseen.page.make_like(earlier.page)
+    latest.page.make_like(unseen.page)
+
+    assert latest.rendered == ["openmetrics"]
+    assert "openmetrics_gzip" in vars(latest.page)

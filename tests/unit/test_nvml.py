@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvheadroom.errors import SourceError
-from kvheadroom.node.lanes import Lanes
+from kvheadroom.node import nvml
+from kvheadroom.node.lanes import Lanes, if_alone
 from kvheadroom.node.nvml import NvmlSource
 from kvheadroom.node.nvml_values import (
     NOT_AVAILABLE_U64,
@@ -20,7 +21,7 @@ from kvheadroom.node.nvml_values import (
     mig_profile_in_name,
     mig_profile_of,
 )
-from kvheadroom.readings import GpuProcess
+from kvheadroom.readings import GpuProcess, GpuReading, NvmlReading
 from kvheadroom.units import MIB
 
 # --- memory ---------------------------------------------------------------------------------
@@ -128,6 +129,112 @@ def test_no_library_is_a_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None
     source.close()
 
 
+# --- a source that is closed or changed while it reads --------------------------------------
+
+
+class FakeDriver:
+    """A driver of one GPU; what a test wants to hang waits at the gate."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gate = threading.Event()
+        self.reading = threading.Event()
+        self.shut_down = threading.Event()
+        self.gpu_hangs = self.shutdown_hangs = False
+        monkeypatch.setattr(nvml, "_driver_facts", lambda *, initialize: ("590", 1))
+        monkeypatch.setattr(nvml, "_read_gpu", self._read_gpu)
+        monkeypatch.setattr(nvml, "_shut_down", self._shut_down)
+
+    def _read_gpu(self, target: str) -> tuple[tuple[GpuReading, ...], tuple[()]]:
+        self.reading.set()
+        if self.gpu_hangs:
+            self.gate.wait(10)
+        return (GpuReading(gpu=target, uuid="U"),), ()
+
+    def _shut_down(self) -> None:
+        if self.shutdown_hangs:
+            self.gate.wait(10)
+        self.shut_down.set()
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    made = FakeDriver(monkeypatch)
+    yield made
+    made.gate.set()
+    await_no_threads()
+
+
+class Reading(threading.Thread):
+    """One read in a thread of its own, begun and in the GPU's call once constructed."""
+
+    def __init__(self, source: NvmlSource, driver: FakeDriver) -> None:
+        super().__init__(daemon=True)
+        self._source = source
+        self.result: NvmlReading | None = None
+        self.start()
+        assert driver.reading.wait(5)
+
+    def run(self) -> None:
+        self.result = self._source.read()
+
+
+def await_no_threads() -> None:
+    ends = soon()
+    while any(thread.name.startswith("nvml-") for thread in threading.enumerate()):
+        assert time.monotonic() < ends
+        time.sleep(0.002)
+
+
+def seconds_to_close(source: NvmlSource) -> float:
+    started = time.monotonic()
+    source.close()
+    return time.monotonic() - started
+
+
+def test_a_close_during_a_read_does_not_wait_and_is_done_at_its_end(driver: FakeDriver) -> None:
+    """The read delivers; then NVML is shut down and no thread of the source is left."""
+    driver.gpu_hangs = True
+    source = NvmlSource(deadline_seconds=10)
+    reading = Reading(source, driver)
+
+    seconds = seconds_to_close(source)
+    shut_down_early = driver.shut_down.is_set()
+    driver.gate.set()
+    reading.join(5)
+
+    assert seconds < 0.1
+    assert not shut_down_early
+    assert reading.result is not None
+    assert [gpu.gpu for gpu in reading.result.gpus] == ["0"]
+    assert driver.shut_down.wait(5)
+    await_no_threads()
+
+
+def test_a_close_does_not_wait_for_a_driver_that_hangs_in_its_shutdown(driver: FakeDriver) -> None:
+    """0.1 s is what the caller waits at most, whatever the deadline of reads."""
+    driver.shutdown_hangs = True
+    source = NvmlSource(deadline_seconds=10)
+    source.read()
+
+    # Half a second is for the machine, were it busy.
+    assert seconds_to_close(source) < 0.1 + 0.5
+    assert not driver.shut_down.is_set()
+
+
+def test_a_read_keeps_the_deadline_it_began_with(driver: FakeDriver) -> None:
+    """A deadline set during a read is the next one's."""
+    driver.gpu_hangs = True
+    source = NvmlSource(deadline_seconds=0.3)
+    reading = Reading(source, driver)
+
+    source.deadline_seconds = 60.0
+    reading.join(5)
+
+    assert reading.result is not None
+    assert [failure.reason for failure in reading.result.failures] == ["timeout"]
+    source.close()
+
+
 # --- lanes ----------------------------------------------------------------------------------
 
 
@@ -187,6 +294,67 @@ def test_a_lane_says_how_long_its_call_has_been_running(
     assert busy_seconds is not None
     assert 0 < busy_seconds < 5
     assert lanes.busy_seconds("a") is None
+
+
+def test_nothing_is_done_alone_while_a_call_of_other_lanes_hangs(
+    lanes: Lanes, gate: threading.Event
+) -> None:
+    """A call hung in lanes that were closed counts until it returns."""
+    others, done = Lanes("others"), []
+
+    def alone() -> bool:
+        return if_alone(lambda: done.append(1))
+
+    others.gather({"a": partial(gate.wait, 5)}, deadline_monotonic_seconds=soon(0.05))
+    others.close()
+    meanwhile = lanes.gather({"b": alone}, deadline_monotonic_seconds=soon())
+    gate.set()
+    wait_until_idle(others)
+    afterwards = lanes.gather({"b": alone}, deadline_monotonic_seconds=soon())
+
+    assert (meanwhile, afterwards) == ({"b": False}, {"b": True})
+    assert done == [1]
+
+
+def test_no_call_is_lost_to_a_close_from_another_thread() -> None:
+    """Twenty targets at a time answer in full, however often the lanes are closed meanwhile."""
+    lanes, over, closing = Lanes("closed"), threading.Event(), []
+
+    def close_on_and_on() -> None:
+        while not over.is_set():
+            lanes.close()
+        closing.append("to the end")
+
+    closer = threading.Thread(target=close_on_and_on, daemon=True)
+    closer.start()
+    calls = {str(number): partial(int, number) for number in range(20)}
+    answers = [lanes.gather(calls, deadline_monotonic_seconds=soon()) for _ in range(20)]
+    over.set()
+    closer.join(5)
+    lanes.close()
+
+    assert answers == [{str(number): number for number in range(20)}] * 20
+    assert closing == ["to the end"]
+
+
+def test_a_hung_thread_ends_once_its_call_returns_after_a_close(gate: threading.Event) -> None:
+    """Until then its target is busy; afterwards it gets a new thread."""
+    lanes, threads = Lanes("left"), []
+
+    def hang() -> None:
+        threads.append(threading.current_thread())
+        gate.wait(5)
+
+    lanes.gather({"a": hang}, deadline_monotonic_seconds=soon(0.05))
+    lanes.close()
+    busy = lanes.gather({"a": int}, deadline_monotonic_seconds=soon())
+    gate.set()
+    threads[0].join(5)
+    answered = lanes.gather({"a": int}, deadline_monotonic_seconds=soon())
+    lanes.close()
+
+    assert not threads[0].is_alive()
+    assert (busy, answered) == ({}, {"a": 0})
 
 
 def test_a_call_that_raises_raises_in_the_callers_thread(lanes: Lanes) -> None:

@@ -1,7 +1,8 @@
 import logging
+import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,18 +10,13 @@ import pytest
 from kvheadroom.errors import SourceError
 from kvheadroom.live.engine_view import EngineFacts, ViewOptions
 from kvheadroom.live.snapshot import Snapshot
-from kvheadroom.poll.gpu_watch import GpuWatch
+from kvheadroom.poll import publisher
+from kvheadroom.poll.health import Failed, Succeeded, attempt
 from kvheadroom.poll.node import NodeWatch, WatchedServer
+from kvheadroom.poll.publisher import HOLD_SECONDS, Publisher
 from kvheadroom.poll.schedule import PollSchedule
 from kvheadroom.poll.server_watch import ServerWatch
-from kvheadroom.readings import (
-    EngineReading,
-    GpuReading,
-    NvmlReading,
-    ServerReading,
-    SourceFailure,
-    SourceHealth,
-)
+from kvheadroom.readings import EngineReading, ServerReading
 
 
 @dataclass
@@ -39,19 +35,6 @@ class ScriptedServer:
 
     def close(self) -> None:
         self.closed = True
-
-
-@dataclass
-class ScriptedGpus:
-    script: list[NvmlReading | Exception]
-
-    def read(self) -> NvmlReading:
-        step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-        if isinstance(step, Exception):
-            raise step
-        return step
-
-    def close(self) -> None: ...
 
 
 def page(preemptions: float = 0, *, started: float = 1.0) -> ServerReading:
@@ -120,37 +103,21 @@ def test_one_state_change_is_one_log_line(caplog: pytest.LogCaptureFixture) -> N
     assert len(caplog.records) == 1
 
 
-def health_of(gpus: GpuWatch, target: str) -> SourceHealth:
-    return next(health for health in gpus.outcome.health if health.target == target)
+def test_an_attempt_gives_a_reading_or_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    """A reading that is nothing is still a reading; a fault of ours names its type alone."""
 
+    def fault() -> None:
+        raise ValueError("sk-secret")
 
-def card(index: str) -> GpuReading:
-    return GpuReading(gpu=index, uuid=f"GPU-{index}")
+    nothing = attempt(lambda: None)
+    with caplog.at_level(logging.INFO):
+        failed = attempt(fault)
 
-
-def test_a_lost_gpu_is_down_alone() -> None:
-    """The driver and the other card are up."""
-    lost = NvmlReading("590", (card("0"),), (SourceFailure("1", "lost", "GPU is lost"),))
-    gpus = GpuWatch(ScriptedGpus([NvmlReading("590", (card("0"), card("1"))), lost]))
-    gpus.poll()
-
-    gpus.poll()
-
-    assert health_of(gpus, "1").reason == "lost"
-    assert health_of(gpus, "0").up
-    assert health_of(gpus, "driver").up
-
-
-def test_a_lost_driver_takes_its_gpus_down() -> None:
-    """Every card that was seen says why it cannot be read."""
-    gone = SourceError("driver_not_loaded", "the driver is not loaded")
-    gpus = GpuWatch(ScriptedGpus([NvmlReading("590", (card("0"),)), gone]))
-    gpus.poll()
-
-    gpus.poll()
-
-    assert health_of(gpus, "0").reason == "driver_not_loaded"
-    assert gpus.outcome.reading is None
+    assert isinstance(nothing, Succeeded)
+    assert isinstance(failed, Failed)
+    assert failed.error.reason == "internal"
+    assert vars(caplog.records[0])["fields"] == {"error": "ValueError"}
+    assert "sk-secret" not in f"{failed.error} {caplog.text}"
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 3.0) -> None:
@@ -160,21 +127,27 @@ def wait_until(condition: Callable[[], bool], seconds: float = 3.0) -> None:
         time.sleep(0.005)
 
 
-def test_polls_that_still_run_are_skipped_and_counted() -> None:
-    """A poll is never run twice at once."""
-    schedule, release, entered = PollSchedule(), threading.Event(), threading.Semaphore(0)
+# --- the schedule ---------------------------------------------------------------------------
 
-    def hang() -> None:
-        entered.release()
+
+def test_a_poll_that_still_runs_is_not_begun_again() -> None:
+    """Those due meanwhile are counted as skipped, and polling goes on after it."""
+    schedule, release = PollSchedule(), threading.Event()
+    begun: list[int] = []
+
+    def hang_once() -> None:
+        begun.append(1)
         release.wait(5)
 
-    schedule.add("slow", hang, interval_seconds=0.05)
+    schedule.add("slow", hang_once, interval_seconds=0.05)
     schedule.start()
     wait_until(lambda: schedule.skipped >= 2)
+    begun_while_hanging = len(begun)
     release.set()
+    wait_until(lambda: len(begun) >= 2)
     schedule.stop()
 
-    assert schedule.missed == 0
+    assert begun_while_hanging == 1
 
 
 def test_a_hanging_poll_delays_no_other() -> None:
@@ -195,28 +168,105 @@ def test_a_hanging_poll_delays_no_other() -> None:
     schedule.stop()
 
 
+# --- one snapshot a cycle -------------------------------------------------------------------
+
+
+class Publications:
+    """A publisher of sources a and b, and when it published, by ``time.monotonic()``."""
+
+    def __init__(self) -> None:
+        self._times: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self.publisher = Publisher(self.publish, lambda: {"a", "b"})
+
+    def publish(self) -> None:
+        self._times.put(time.monotonic())
+
+    def next(self, timeout_seconds: float = 5.0) -> float | None:
+        """Return the time of the next one, or ``None`` when none comes."""
+        try:
+            return self._times.get(timeout=timeout_seconds)
+        except queue.Empty:
+            return None
+
+
+@pytest.fixture
+def published() -> Iterator[Publications]:
+    publications = Publications()
+    publications.publisher.start()
+    yield publications
+    publications.publisher.stop()
+
+
+def test_a_cycle_is_published_once_and_when_complete(
+    published: Publications, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when the first source has reported and not for each, and the next cycle again."""
+    monkeypatch.setattr(publisher, "HOLD_SECONDS", 60.0)
+    for _ in range(3):
+        published.publisher.report("a")
+        assert published.next(0.05) is None
+        published.publisher.report("b")
+        assert published.next() is not None
+
+    assert published.next(0.05) is None
+
+
+def test_a_late_source_is_not_waited_for_and_published_when_it_comes(
+    published: Publications,
+) -> None:
+    """The others wait as long as agreed and no longer; the late one's report is not lost."""
+    reported = time.monotonic()
+    published.publisher.report("a")
+    without = published.next()
+    published.publisher.report("b")
+
+    assert without is not None
+    assert HOLD_SECONDS <= without - reported < HOLD_SECONDS + 1.0
+    assert published.next() is not None
+
+
+def test_a_publication_that_fails_is_followed_by_the_next(
+    published: Publications, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A page that cannot be made is logged and ends nothing."""
+    failures = iter([ValueError("no page")])
+
+    def publish_at_the_second_time() -> None:
+        for failure in failures:
+            raise failure
+        published.publish()
+
+    monkeypatch.setattr(published.publisher, "_publish", publish_at_the_second_time)
+    for _ in range(2):
+        for name in ("a", "b"):
+            published.publisher.report(name)
+        wait_until(lambda: not published.publisher._reported)
+
+    assert published.next() is not None
+    assert "publishing failed" in caplog.text
+
+
+def test_a_stopped_publisher_publishes_no_more(published: Publications) -> None:
+    """Reports of polls that were still running lead to nothing."""
+    published.publisher.report("a")
+    published.publisher.stop()
+    published.publisher.report("b")
+
+    assert published.next(2 * HOLD_SECONDS) is None
+    assert not published.publisher._thread.is_alive()
+
+
+# --- reloading ------------------------------------------------------------------------------
+
+
 def watched(source: ScriptedServer, connection: str = "c") -> WatchedServer:
     return WatchedServer(
-        key=source.target, connection=connection, source=lambda: source,
-        facts=lambda _: EngineFacts(),
-    )  # fmt: skip
+        key=source.target, connection=connection, source=source, facts=lambda _: EngineFacts()
+    )
 
 
 def configured(node: NodeWatch, *servers: WatchedServer) -> None:
     node.configure(gpus=None, servers=servers, options=ViewOptions(), interval_seconds=0.05)
-
-
-def test_the_first_snapshot_has_every_source() -> None:
-    """One cycle is one snapshot, not one for each source."""
-    snapshots: list[Snapshot] = []
-    node = NodeWatch(snapshots.append)
-    configured(node, *(watched(ScriptedServer([page()], f"h:{n}")) for n in range(4)))
-
-    node.start()
-    wait_until(lambda: any(len(snapshot.engines) == 4 for snapshot in snapshots))
-    node.stop()
-
-    assert len(snapshots) <= 3
 
 
 def test_a_reload_keeps_the_history_of_what_stays() -> None:
@@ -240,3 +290,84 @@ def test_a_reload_keeps_the_history_of_what_stays() -> None:
 
 def _preemptions(snapshot: Snapshot) -> float | None:
     return snapshot.engines[0].preemptions_total if snapshot.engines else None
+
+
+def test_a_restart_is_seen_behind_a_front_end_that_lives_on() -> None:
+    """The start time is the API server's; the engine behind it may be another all the same."""
+    server = watch(page(45, started=1.0), page(3, started=1.0))
+    server.poll()
+
+    server.poll()
+
+    (engine,) = server.outcome.engines
+    assert (engine.preemptions_total, engine.restarts) == (48, 1)
+
+
+def dp_page(*ranks: str) -> ServerReading:
+    config = {"num_gpu_blocks": "400", "block_size": "128"}
+    engines = tuple(EngineReading(rank=rank, cache_config=config) for rank in ranks)
+    return ServerReading(engines=engines, started_unix_seconds=1.0)
+
+
+def test_a_missing_rank_does_not_double_the_others_pool() -> None:
+    """Two engines of 200 blocks report 400 in all, also on a page that lacks one of them."""
+    server = watch(dp_page("0", "1"), dp_page("0"))
+    server.poll()
+
+    server.poll()
+
+    (engine,) = server.outcome.engines
+    assert engine.capacity is not None
+    assert engine.capacity.blocks == 200
+
+
+def test_replicas_of_ray_do_not_share_a_pool() -> None:
+    """Each replica has a front end of its own, whose blocks are all its own."""
+    config = {"num_gpu_blocks": "1000", "block_size": "16"}
+    engines = tuple(
+        EngineReading(rank=f"{replica}:0", replica=replica, cache_config=config)
+        for replica in ("a", "b")
+    )
+    server = watch(ServerReading(engines=engines))
+
+    server.poll()
+
+    blocks = [engine.capacity and engine.capacity.blocks for engine in server.outcome.engines]
+    assert blocks == [1000, 1000]
+
+
+def test_a_sleeping_engine_has_no_headroom() -> None:
+    """Its pool is given away, and its usage gauge keeps the last value."""
+    config = {"num_gpu_blocks": "1000", "block_size": "16"}
+    asleep = EngineReading(
+        rank="0", kv_used_ratio=0.0, sleep_state="discard_all", cache_config=config
+    )
+    server = watch(ServerReading(engines=(asleep,)))
+
+    server.poll()
+
+    assert server.outcome.engines[0].headroom is None
+
+
+def test_a_poll_that_never_ends_is_not_served_as_live() -> None:
+    """What was read before it began is too old by then."""
+    source, entered, release = ScriptedServer([page()]), threading.Event(), threading.Event()
+    server = ServerWatch(source, facts=lambda _: EngineFacts(), options=ViewOptions())
+    server.poll()
+
+    def hang() -> ServerReading:
+        entered.set()
+        release.wait(5)
+        return page()
+
+    source.read = hang  # type: ignore[method-assign]
+    thread = threading.Thread(target=server.poll)
+    thread.start()
+    entered.wait(5)
+    stuck = server.outcome_unless_stuck(time.monotonic() + 1)
+    release.set()
+    thread.join(5)
+
+    assert not stuck.health.up
+    assert stuck.engines == ()
+    assert server.outcome_unless_stuck(time.monotonic() + 1).health.up

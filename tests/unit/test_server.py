@@ -64,6 +64,11 @@ def server_of(options: WebOptions) -> WebServer:
     return WebServer(app, options)
 
 
+def fields_of(records: list[logging.LogRecord]) -> list[dict[str, object]]:
+    """What each record hands to the formatter beside its message."""
+    return [vars(record)["fields"] for record in records]
+
+
 def connect_tls(server: WebServer, authority: Authority) -> ssl.SSLSocket:
     return authority.client().wrap_socket(connect(server), server_hostname="localhost")
 
@@ -136,7 +141,20 @@ def test_a_low_limit_on_open_files_lowers_the_number_of_connections(
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, 256))
 
     assert _connection_limit(LOOPBACK) == 128
-    assert "web_connections_limited" in caplog.text
+    assert fields_of(caplog.records) == [{"wanted": 512, "open_files_limit": 256}]
+
+
+def test_a_refusal_carries_the_operators_headers() -> None:
+    """An answer that no route gives has them as any other."""
+    with (
+        serving(replace(LOOPBACK, headers={"X-Frame-Options": "deny"})) as server,
+        connect(server) as client,
+    ):
+        refused = answer_to(client, GET + b"Content-Length: 1000000000\r\n\r\n")
+
+    assert refused.status == 413
+    assert refused.headers.get_all("X-Frame-Options") == ["deny"]
+    assert refused.headers.get_all("X-Content-Type-Options") == ["nosniff"]
 
 
 # --- stopping -------------------------------------------------------------------------------
@@ -417,8 +435,8 @@ def test_a_broken_rotation_keeps_the_old_certificate(
         after = shown_serial(server)
 
     assert kept == {before}
-    assert len(warnings) == 1
-    assert "tls_certificate_kept" in warnings[0].getMessage()
+    (fields,) = fields_of(warnings)
+    assert str(authority.cert_file) in str(fields["detail"])
     assert after == issued
 
 

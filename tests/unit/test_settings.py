@@ -100,6 +100,21 @@ def test_a_refused_url_does_not_show_its_credentials() -> None:
     assert "hunter2" not in refused(Flags(engines=("http://me:hunter2@h:99999/?key=hunter2",)))
 
 
+@pytest.mark.parametrize("name", ["", "a/1", "h:8000", "a b", "-a", "a" * 200])
+def test_a_name_that_could_be_another_engines_id_is_refused(tmp_path: Path, name: str) -> None:
+    """Ids are host:port/rank or name/rank; a name that looks like one makes series collide."""
+    file = written(tmp_path, f"engines: [{{url: 'http://h:1', name: '{name}'}}]\n")
+
+    assert "engine name" in refused(Flags(config_file=file))
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    """YAML would silently take the last."""
+    file = written(tmp_path, "poll: {interval: 5s}\npoll: {interval: 1s}\n")
+
+    assert "given twice: poll" in refused(Flags(config_file=file))
+
+
 def test_an_engine_given_twice_is_refused() -> None:
     """Two sources of one target would collide in every series."""
     twice = ("http://h:8000", "http://h:8000/metrics")
@@ -137,12 +152,15 @@ def test_a_model_config_may_be_given_per_engine() -> None:
     """URL=PATH goes to that engine, PATH to the others."""
     flags = Flags(
         engines=("http://a:1", "http://b:2"),
-        model_configs=("http://a:1=/m/a.json", "/m/all.json"),
+        model_configs=("a:1=/m/a=b.json", "/m/all.json"),
     )
 
     settings = resolve(flags, {})
 
-    assert [str(engine.model_config) for engine in settings.engines] == ["/m/a.json", "/m/all.json"]
+    assert [str(engine.model_config) for engine in settings.engines] == [
+        "/m/a=b.json",
+        "/m/all.json",
+    ]
 
 
 def test_a_model_config_for_no_engine_is_refused() -> None:

@@ -12,7 +12,9 @@ def test_durations_as_prometheus_writes_them(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "5", "0s", "-5s", "5 s", "5x", "s"])
+@pytest.mark.parametrize(
+    "text", ["", "5", "0s", "-5s", "5 s", "5x", "s", "99999999999d", "1" * 400 + "s"]
+)
 def test_what_is_no_duration_is_refused(text: str) -> None:
     """A bare number has no unit, and guessing one is how outages start."""
     with pytest.raises(ConfigError, match="duration"):
@@ -25,7 +27,7 @@ def test_lengths_as_vllm_reads_them(text: str, tokens: int) -> None:
     assert parse_token_count(text) == tokens
 
 
-@pytest.mark.parametrize("text", ["", "0", "8KB", "-8K", "8.5K", "K"])
+@pytest.mark.parametrize("text", ["", "0", "8KB", "-8K", "8.5K", "K", "1" * 400])
 def test_what_is_no_length_is_refused(text: str) -> None:
     """A length is a whole number of tokens above zero."""
     with pytest.raises(ConfigError, match="tokens"):

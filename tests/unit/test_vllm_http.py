@@ -3,6 +3,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from email.parser import Parser
 
 import pytest
 from tests.unit.evidence import page
@@ -16,6 +17,9 @@ from tests.unit.vllm_harness import (
     serve,
     source_of,
 )
+
+from kvheadroom.node.engine_url import parse_engine_url
+from kvheadroom.node.http import EngineHttp
 
 DEADLINE_SECONDS = 0.4
 
@@ -281,6 +285,28 @@ def test_a_server_that_always_hangs_up_is_tried_at_most_twice() -> None:
         assert server.paths() == ["/metrics", "/version", "/v1/models", "/metrics", "/metrics"]
 
 
+def test_a_path_asked_in_another_way_is_another_request() -> None:
+    """A second media type or token on the same path is what goes out, and the first again."""
+    asked = [("text/plain", None), ("application/json", None), ("text/plain", "t1"),
+             ("text/plain", "t2"), ("text/plain", None)]  # fmt: skip
+    with hostile_server(each_request(serve())) as server:
+        http = EngineHttp(parse_engine_url(server.url))
+        for accept, bearer in asked:
+            http.get(
+                "/metrics",
+                accept=accept,
+                bearer=bearer,
+                deadline_monotonic_seconds=time.monotonic() + 5.0,
+                max_bytes=10**6,
+            )
+        http.close()
+        sent = [Parser().parsestr(head.partition("\r\n")[2]) for head in server.requests]
+
+    authorizations = [bearer and f"Bearer {bearer}" for _, bearer in asked]
+    assert [head["Accept"] for head in sent] == [accept for accept, _ in asked]
+    assert [head["Authorization"] for head in sent] == authorizations
+
+
 # --- redirects --------------------------------------------------------------------------------
 
 
@@ -324,7 +350,7 @@ def test_three_redirects_are_followed_and_no_more() -> None:
     ],
 )
 def test_a_redirect_elsewhere_is_refused(location: str) -> None:
-    """Another host, port or scheme is not the server the operator named; only its host is shown."""
+    """Another host, port or scheme is not the server the operator named; no secret is shown."""
     with (
         hostile_server(each_request(redirecting(location))) as server,
         source_of(server.url) as source,
@@ -333,3 +359,23 @@ def test_a_redirect_elsewhere_is_refused(location: str) -> None:
 
     assert error.reason == "redirect"
     assert "s3cret" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("https://127.0.0.1/metrics?token=s3cret", "https://127.0.0.1:443"),
+        ("http://127.0.0.1:1/", "http://127.0.0.1:1"),
+        ("http://u:s3cret@sso.example.com/login", "http://sso.example.com:80"),
+        ("http://[2001:db8::1]/", "http://[2001:db8::1]:80"),
+    ],
+)
+def test_a_refused_redirect_names_where_to(location: str, shown: str) -> None:
+    """Scheme, host and port, since any one of them can be what differs."""
+    with (
+        hostile_server(each_request(redirecting(location))) as server,
+        source_of(server.url) as source,
+    ):
+        error = failure(source)
+
+    assert str(error).endswith(f"redirected to another server, {shown}")

@@ -56,7 +56,7 @@ def test_every_prefix_is_understood(prefix: str) -> None:
     assert MEANING_OF[f"{prefix}request_prompt_tokens_bucket"].part == "bucket"
 
 
-def test_neighbours_with_similar_names_are_not_confused() -> None:
+def test_neighbors_with_similar_names_are_not_confused() -> None:
     """iteration_tokens_total is a histogram, *_created a time, lora_requests_info another thing."""
     for name in (
         "vllm:iteration_tokens_total_sum",

@@ -4,7 +4,8 @@ import json
 import logging
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,32 @@ from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from tests.unit.web_harness import HUGE, LOOPBACK, TEXT, Authority, ask, port_of, serving
+from tests.unit.web_harness import (
+    HUGE,
+    LOOPBACK,
+    PAGE,
+    TEXT,
+    Authority,
+    Reply,
+    answer_to,
+    ask,
+    connect,
+    port_of,
+    serving,
+)
 
 from kvheadroom.errors import ConfigError
 from kvheadroom.faces.landing import CONTENT_SECURITY_POLICY
 from kvheadroom.faces.negotiation import RenderedPage
 from kvheadroom.faces.server import WebServer
-from kvheadroom.faces.web import Answer, is_local
+from kvheadroom.faces.web import Answer, is_local, make_app
 from kvheadroom.faces.web_options import (
     TlsOptions,
     WebOptions,
     check_telemetry_path,
     check_web_options,
+    format_address,
+    reloaded_options,
 )
 
 ALICE = {"Authorization": "Basic YWxpY2U6b3BlbiBzZXNhbWU="}  # alice:open sesame
@@ -138,11 +153,13 @@ def test_an_unknown_path_is_not_found(plain: WebServer, path: str) -> None:
 # --- health ---------------------------------------------------------------------------------
 
 
-def test_ready_waits_for_the_first_poll() -> None:
-    """Not ready is 503; healthy does not depend on it."""
+def test_ready_waits_for_the_first_poll_of_every_source() -> None:
+    """Not ready is 503 and says for what; healthy does not depend on it."""
     is_ready = False
     with serving(ready=lambda: is_ready) as server:
-        assert ask(server, "/-/ready").status == 503
+        refused = ask(server, "/-/ready")
+        assert refused.status == 503
+        assert b"every source" in refused.body
         assert ask(server, "/-/healthy").status == 200
         is_ready = True
         assert ask(server, "/-/ready").status == 200
@@ -352,6 +369,86 @@ def test_the_operators_headers_are_on_every_response() -> None:
     for reply in replies:
         assert reply.headers.get_all("Content-Security-Policy") == ["default-src 'self'"]
         assert reply.headers.get_all("X-Frame-Options") == ["deny"]
+
+
+# --- what changes without a restart ---------------------------------------------------------
+
+
+@contextmanager
+def kept_connection(server: WebServer) -> Iterator[Callable[[Mapping[str, str]], Reply]]:
+    """Requests of the metrics that all go over one connection."""
+    with connect(server) as client:
+
+        def ask_again(headers: Mapping[str, str]) -> Reply:
+            lines = "".join(f"{name}: {text}\r\n" for name, text in headers.items())
+            request = f"GET /metrics HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n"
+            return answer_to(client, request.encode())
+
+        yield ask_again
+
+
+def replace_options(server: WebServer, options: WebOptions) -> None:
+    app = make_app(latest=lambda: PAGE, landing=str, ready=lambda: True, options=options)
+    server.replace_app(app, options.headers)
+
+
+def test_an_old_password_ends_at_once() -> None:
+    """Also on a connection that it opened, which goes on with the new one."""
+    renewed = replace(
+        PROTECTED, basic_auth_users={"alice": bcrypt.hashpw(b"new", bcrypt.gensalt(4)).decode()}
+    )
+    new = {"Authorization": "Basic YWxpY2U6bmV3"}  # alice:new
+    with serving(PROTECTED) as server, kept_connection(server) as ask_again:
+        before = [ask_again(ALICE).status, ask_again(new).status]
+        replace_options(server, renewed)
+        after = [ask_again(ALICE).status, ask_again(new).status]
+
+    assert before == [200, 401]
+    assert after == [401, 200]
+
+
+def test_the_first_user_closes_open_connections_to_strangers() -> None:
+    """Who asked for no password asks for one from the next request on."""
+    with serving() as server, kept_connection(server) as ask_again:
+        assert ask_again({}).status == 200
+        replace_options(server, PROTECTED)
+        assert ask_again({}).status == 401
+        assert ask_again(ALICE).status == 200
+
+
+def test_new_headers_are_on_the_next_response() -> None:
+    """They come with the new application, on a connection that is open already."""
+    renewed = replace(LOOPBACK, headers={"X-Frame-Options": "deny"})
+    with serving() as server, kept_connection(server) as ask_again:
+        assert "X-Frame-Options" not in ask_again({}).headers
+        replace_options(server, renewed)
+        assert ask_again({}).headers.get_all("X-Frame-Options") == ["deny"]
+
+
+def test_a_wanted_tls_rule_opens_no_page_before_it_is_in_force() -> None:
+    """Users and headers change while running; a listener that runs without TLS stays that way."""
+    tls = TlsOptions(Path("c"), Path("k"), Path("ca"), "RequireAndVerifyClientCert")
+    wanted = replace(PROTECTED, tls=tls, headers={"X-Frame-Options": "deny"}, listen=(("", 1),))
+
+    options = reloaded_options(LOOPBACK, replace(wanted, basic_auth_users={}))
+
+    assert not options.clients_are_known
+    assert options == replace(LOOPBACK, headers=wanted.headers)
+    assert reloaded_options(LOOPBACK, wanted).basic_auth_users == PROTECTED.basic_auth_users
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        (("127.0.0.1", 10420), "127.0.0.1:10420"),
+        (("gpu-1.example", 80), "gpu-1.example:80"),
+        (("::1", 10420), "[::1]:10420"),
+        (("", 10420), "*:10420"),
+    ],
+)
+def test_an_address_is_shown_as_it_is_typed(address: tuple[str, int], shown: str) -> None:
+    """An IPv6 address in brackets, as in a URL (RFC 3986, section 3.2.2)."""
+    assert format_address(*address) == shown
 
 
 def test_responses_on_a_kept_connection_do_not_wait(plain: WebServer) -> None:

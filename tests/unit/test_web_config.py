@@ -51,7 +51,7 @@ def test_users_are_taken_over(tmp_path: Path) -> None:
         ("basic_auth_user: {}\n", "did you mean 'basic_auth_users'?"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_what_cannot_be_honored_is_refused(tmp_path: Path, text: str, said: str) -> None:
     """A security setting that is silently ignored is worse than a server that does not start."""
     with pytest.raises(ConfigError) as caught:
         options(tmp_path, text)

@@ -93,7 +93,10 @@ POLL_LAST_SUCCESS_TIMESTAMP_SECONDS = _metric(
     "dateTimeFromNow",
 )
 POLL_MISSED_TOTAL = _metric(
-    "poll_missed_total", "counter", "Polls that were due and never ran: the machine was too busy."
+    "poll_missed_total",
+    "counter",
+    "Polls that were due and never ran: the machine slept or was too busy. A poll that runs late "
+    "is not one.",
 )
 POLL_SKIPPED_TOTAL = _metric(
     "poll_skipped_total", "counter", "Polls not begun because the one before was still running."
@@ -114,6 +117,11 @@ CONFIG_LAST_RELOAD_SUCCESS_TIMESTAMP_SECONDS = _metric(
     "dateTimeFromNow",
 )
 
+_INSTEAD_OF_MIG: Final = (
+    "Absent on a GPU that is divided into MIG devices: theirs are given instead, so that a sum "
+    "counts no byte twice."
+)
+
 # --- GPUs -----------------------------------------------------------------------------------
 
 GPU_INFO = _metric(
@@ -125,7 +133,7 @@ GPU_INFO = _metric(
 GPU_MEMORY_TOTAL_BYTES = _metric(
     "gpu_memory_total_bytes",
     "gauge",
-    "Memory of the device (NVML memory info v2): reserved + used + free.",
+    "Memory of the device (NVML memory info v2): reserved + used + free. " + _INSTEAD_OF_MIG,
     _GPU,
     "bytes",
 )
@@ -133,21 +141,21 @@ GPU_MEMORY_RESERVED_BYTES = _metric(
     "gpu_memory_reserved_bytes",
     "gauge",
     "Memory that driver and firmware keep (NVML memory info v2); absent on drivers that only "
-    "have v1, whose used includes it.",
+    "have v1, whose used includes it. " + _INSTEAD_OF_MIG,
     _GPU,
     "bytes",
 )
 GPU_MEMORY_USED_BYTES = _metric(
     "gpu_memory_used_bytes",
     "gauge",
-    "Memory allocated on the device (NVML memory info).",
+    "Memory allocated on the device (NVML memory info). " + _INSTEAD_OF_MIG,
     _GPU,
     "bytes",
 )
 GPU_MEMORY_FREE_BYTES = _metric(
     "gpu_memory_free_bytes",
     "gauge",
-    "Memory an allocation can still get (NVML memory info).",
+    "Memory an allocation can still get (NVML memory info). " + _INSTEAD_OF_MIG,
     _GPU,
     "bytes",
 )
@@ -163,13 +171,17 @@ GPU_TEMPERATURE_CELSIUS = _metric(
 )
 GPU_POWER_WATTS = _metric("gpu_power_watts", "gauge", "Board power draw (NVML).", _GPU, "watt")
 GPU_PROCESSES = _metric(
-    "gpu_processes", "gauge", "Processes that hold memory on the device (NVML).", _GPU
+    "gpu_processes",
+    "gauge",
+    "Processes that hold memory on the device (NVML). " + _INSTEAD_OF_MIG,
+    _GPU,
 )
 GPU_PROCESS_MEMORY_BYTES = _metric(
     "gpu_process_memory_bytes",
     "gauge",
     "Memory held by processes on the device (NVML), by owner; absent while any of them does not "
-    "tell its memory. Until a process is traced to an engine its owner is the word other.",
+    "tell its memory. Until a process is traced to an engine its owner is the word other. "
+    + _INSTEAD_OF_MIG,
     (*_GPU, "owner"),
     "bytes",
 )
@@ -210,8 +222,17 @@ ENGINE_PREEMPTIONS_TOTAL = _metric(
 ENGINE_RESTARTS_TOTAL = _metric(
     "engine_restarts_total",
     "counter",
-    "Restarts of the engine seen since this exporter started: its counters fell.",
+    "Restarts of the engine seen since this exporter started: its server began at another time, "
+    "or its counters fell.",
     _ENGINE,
+)
+ENGINE_ASLEEP = _metric(
+    "engine_asleep",
+    "gauge",
+    "1 while the engine sleeps (vllm:engine_sleep_state) and admits nothing, its usage and "
+    "headroom then absent; 0 while awake; absent on versions that do not tell.",
+    _ENGINE,
+    "bool_yes_no",
 )
 
 # --- capacity -------------------------------------------------------------------------------

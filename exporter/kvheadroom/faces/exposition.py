@@ -50,7 +50,7 @@ class _Format:
     def render(self, snapshot: Snapshot) -> bytes:
         rows: dict[str, list[_Row]] = {spec.name: [] for spec in ALL_METRICS}
         for spec, label_values, value in snapshot_series(snapshot):
-            rows[spec.name].append((label_values, value))
+            rows[spec.name].append((label_values, float(value)))
         pieces = [self._family(spec, rows[spec.name]) for spec in ALL_METRICS if rows[spec.name]]
         return b"".join(pieces) + self._generate(_Families(_PROCESS.collect()))
 
@@ -88,7 +88,7 @@ def _metric(spec: MetricSpec, rows: Iterable[_Row]) -> Metric:
     name = spec.name.removesuffix("_total").removesuffix("_info")
     metric = Metric(name, spec.help, spec.kind)
     metric.samples = [
-        Sample(spec.name, dict(zip(spec.labels, label_values, strict=True)), float(value))
+        Sample(spec.name, dict(zip(spec.labels, label_values, strict=True)), value)
         for label_values, value in rows
     ]
     return metric

@@ -4,6 +4,7 @@ import socket
 from collections.abc import Sequence
 
 from kvheadroom.errors import ConfigError
+from kvheadroom.faces.web_options import format_address
 
 
 def open_listeners(addresses: Sequence[tuple[str, int]]) -> list[socket.socket]:
@@ -29,11 +30,6 @@ def open_listeners(addresses: Sequence[tuple[str, int]]) -> list[socket.socket]:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         opened.append(listener)
     return opened
-
-
-def format_address(host: str, port: int) -> str:
-    """Return ``host:port``, an IPv6 host in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _open(host: str, port: int) -> socket.socket:

@@ -22,7 +22,7 @@ class RenderedPage:
     Attributes:
         render_text: Makes the Prometheus text format 0.0.4.
         render_openmetrics: Makes OpenMetrics 1.0.0.
-        asked: Names of the variants that clients asked for.
+        asked: Names of the variants that clients asked for, of this page or one before it.
     """
 
     render_text: Callable[[], bytes]
@@ -50,8 +50,10 @@ class RenderedPage:
         return gzip.compress(self.openmetrics, _GZIP_LEVEL, mtime=0)
 
     def make_like(self, earlier: "RenderedPage") -> None:
-        """Make the variants that *earlier* was asked for, ahead of the next scrape."""
-        for variant in earlier.asked:
+        """Make the variants that *earlier* or a page before it was asked for, ahead of a scrape."""
+        # In one call, since a scrape may add to the earlier page's set at this moment.
+        self.asked.update(earlier.asked)
+        for variant in self.asked:
             getattr(self, variant)
 
 

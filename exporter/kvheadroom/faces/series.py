@@ -7,7 +7,7 @@ from typing import get_args
 from kvheadroom import __version__
 from kvheadroom.faces import catalogue as c
 from kvheadroom.faces.catalogue import MetricSpec
-from kvheadroom.live.engine_view import EngineView
+from kvheadroom.live.engine_view import EngineView, is_asleep
 from kvheadroom.live.snapshot import ServerView, Snapshot
 from kvheadroom.readings import GpuReading, SilentReason, SourceHealth
 
@@ -28,8 +28,9 @@ def snapshot_series(snapshot: Snapshot) -> Iterator[Series]:
         yield from _source(source)
     for server in snapshot.servers:
         yield from _server(server)
+    partitioned = {gpu.gpu.split(":")[0] for gpu in snapshot.gpus if ":" in gpu.gpu}
     for gpu in snapshot.gpus:
-        yield from _gpu(gpu, snapshot.driver_version)
+        yield from _gpu(gpu, snapshot.driver_version, partitioned=gpu.gpu in partitioned)
     for engine in snapshot.engines:
         yield from _engine(engine)
 
@@ -65,25 +66,32 @@ def _server(server: ServerView) -> Iterator[Series]:
         yield c.ENDPOINT_UP, (server.target, endpoint), float(failure is None)
 
 
-def _gpu(gpu: GpuReading, driver_version: str | None) -> Iterator[Series]:
+def _gpu(gpu: GpuReading, driver_version: str | None, *, partitioned: bool) -> Iterator[Series]:
     at = (gpu.gpu, gpu.uuid)
     identity = (gpu.name or "", driver_version or "", gpu.mig_profile or "")
     yield c.GPU_INFO, (*at, *identity), 1
+    # The same bytes are told by its MIG devices, and a sum over devices must not count them twice.
+    if not partitioned:
+        yield from _gpu_memory(gpu)
+    yield from _known(c.GPU_UTILIZATION_RATIO, at, gpu.utilization_ratio)
+    yield from _known(c.GPU_TEMPERATURE_CELSIUS, at, gpu.temperature_celsius)
+    yield from _known(c.GPU_POWER_WATTS, at, gpu.power_watts)
+    for reading, reason in gpu.unavailable.items():
+        yield c.GPU_READING_UNAVAILABLE, (*at, reading, reason), 1
+
+
+def _gpu_memory(gpu: GpuReading) -> Iterator[Series]:
+    at = (gpu.gpu, gpu.uuid)
     yield from _known(c.GPU_MEMORY_TOTAL_BYTES, at, gpu.total_bytes)
     yield from _known(c.GPU_MEMORY_RESERVED_BYTES, at, gpu.reserved_bytes)
     yield from _known(c.GPU_MEMORY_USED_BYTES, at, gpu.used_bytes)
     yield from _known(c.GPU_MEMORY_FREE_BYTES, at, gpu.free_bytes)
-    yield from _known(c.GPU_UTILIZATION_RATIO, at, gpu.utilization_ratio)
-    yield from _known(c.GPU_TEMPERATURE_CELSIUS, at, gpu.temperature_celsius)
-    yield from _known(c.GPU_POWER_WATTS, at, gpu.power_watts)
     if gpu.processes is not None:
         yield c.GPU_PROCESSES, at, len(gpu.processes)
         held = [process.used_bytes for process in gpu.processes if process.used_bytes is not None]
         # A sum over processes of which one is unknown would read as the whole.
         if len(held) == len(gpu.processes):
             yield c.GPU_PROCESS_MEMORY_BYTES, (*at, "other"), sum(held)
-    for reading, reason in gpu.unavailable.items():
-        yield c.GPU_READING_UNAVAILABLE, (*at, reading, reason), 1
 
 
 def _engine(view: EngineView) -> Iterator[Series]:
@@ -111,6 +119,8 @@ def _engine(view: EngineView) -> Iterator[Series]:
         )
     yield from _known(c.ENGINE_PREEMPTIONS_TOTAL, at, view.preemptions_total)
     yield c.ENGINE_RESTARTS_TOTAL, at, view.restarts
+    if reading.sleep_state is not None:
+        yield c.ENGINE_ASLEEP, at, float(is_asleep(reading))
     yield from _capacity(view)
     yield from _headroom(view)
 
@@ -131,7 +141,7 @@ def _headroom(view: EngineView) -> Iterator[Series]:
     at, headroom = (view.engine,), view.headroom
     # Without a pool to measure against (an encoder), a usage of 0 would read as all free.
     encoder = view.capacity is not None and view.capacity.layout == "none"
-    if not encoder:
+    if not encoder and not is_asleep(view.reading):
         yield from _known(c.KV_USED_RATIO, at, view.reading.kv_used_ratio)
     if headroom is None:
         return

@@ -8,13 +8,14 @@ import socket
 import threading
 import time
 from asyncio import sslproto
-from http import HTTPStatus
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from kvheadroom.faces.asgi import Application, Served, refuse, serve_with, with_headers
 from kvheadroom.faces.connections import Connection, ConnectionTable
 from kvheadroom.faces.listeners import open_listeners
 from kvheadroom.faces.tls import ServerCertificate
@@ -39,15 +40,12 @@ _RESERVED_DESCRIPTORS: Final = 128
 _SHUTDOWN_GRACE_SECONDS: Final = 0.3
 _TLS_SHUTDOWN_SECONDS: Final = 1
 
-# An ASGI application; uvicorn and Starlette spell its type in ways that do not match.
-_Application = Any
-
 
 class WebServer:
     """The HTTP face: its ports are taken on creation, a thread serves between start and stop.
 
     Args:
-        app: The ASGI application.
+        app: The ASGI application, made with *options*.
         options: Where to listen, and the limits.
 
     Raises:
@@ -55,7 +53,7 @@ class WebServer:
             the TLS files cannot be used.
     """
 
-    def __init__(self, app: _Application, options: WebOptions) -> None:
+    def __init__(self, app: Application, options: WebOptions) -> None:
         check_web_options(options)
         certificate = ServerCertificate(options.tls) if options.tls else None
         self._listeners = open_listeners(options.listen)
@@ -79,6 +77,17 @@ class WebServer:
         self._thread.start()
         self._server.has_started.wait()
 
+    def replace_app(self, app: Application, headers: Mapping[str, str]) -> None:
+        """Answer every further request with *app*, on connections that are open already too.
+
+        May be called from any thread. Listeners, TLS and limits stay as they were.
+
+        Args:
+            app: The ASGI application.
+            headers: Added to every response.
+        """
+        self._server.served = serve_with(app, headers)
+
     def stop(self, timeout_seconds: float = 1.0) -> None:
         """Stop serving; what is still open is cut off after a moment."""
         self._server.should_exit = True
@@ -98,9 +107,10 @@ class _Server(uvicorn.Server):
     """uvicorn's server, with our own way to accept and our deadlines."""
 
     def __init__(
-        self, app: _Application, options: WebOptions, certificate: ServerCertificate | None
+        self, app: Application, options: WebOptions, certificate: ServerCertificate | None
     ) -> None:
         super().__init__(_uvicorn_config(app, options))
+        self.served = serve_with(app, options.headers)
         self.has_started = threading.Event()
         self._options = options
         self._certificate = certificate
@@ -126,7 +136,9 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _accept(self) -> asyncio.BaseProtocol:
-        http = _HttpProtocol(self.config, self.server_state, self._options, self._table)
+        http = _HttpProtocol(
+            self.config, self.server_state, self._options, self._table, lambda: self.served
+        )
         if self._certificate is None:
             return http
         return _TlsProtocol(http, self._certificate, self._options.handshake_seconds)
@@ -141,12 +153,13 @@ class _HttpProtocol(HttpToolsProtocol):
         state: ServerState,
         options: WebOptions,
         table: ConnectionTable,
+        latest: Callable[[], Served],
     ) -> None:
         super().__init__(config, state, app_state={})
         self._options = options
         self._table = table
         self._connection: Connection | None = None
-        self._served_app = self.app
+        self._latest = latest
         self._is_resting = False
         self._head_is_open = False
         self._unfinished_bytes = 0
@@ -207,7 +220,8 @@ class _HttpProtocol(HttpToolsProtocol):
             raise _TooManyPipelinedError
         self._allow(self._options.response_seconds)
         self._note_activity()
-        self.app = self._refusal() or self._served_app
+        served = self._latest()
+        self.app = with_headers(self._refusal() or served.app, served.headers)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -253,19 +267,19 @@ class _HttpProtocol(HttpToolsProtocol):
         if self._connection is not None:
             self._table.spoke(self._connection)
 
-    def _refusal(self) -> _Application | None:
+    def _refusal(self) -> Application | None:
         if self._head_bytes > _MAX_HEAD_BYTES:
-            return _refuse(431, "Request headers too large\n")
+            return refuse(431, "Request headers too large\n")
         if any(
             name == b"content-length" and int(value) > _MAX_BODY_BYTES
             for name, value in self.headers
         ):
-            return _refuse(413, "Request body too large\n")
+            return refuse(413, "Request body too large\n")
         # A probe that is refused gets the process killed, which helps nobody.
         is_probe = self.url.startswith(b"/-/")
         is_full = len(self.tasks) >= self._options.max_requests
         if is_full and not is_probe and not self._table.abort_longest_stalled():
-            return _refuse(503, "Too many requests in flight\n")
+            return refuse(503, "Too many requests in flight\n")
         return None
 
 
@@ -310,26 +324,7 @@ class _TlsProtocol(sslproto.SSLProtocol):
         super().connection_lost(exc)
 
 
-def _refuse(status: int, text: str) -> _Application:
-    body = text.encode()
-    headers = [
-        (b"content-type", b"text/plain; charset=utf-8"),
-        (b"content-length", b"%d" % len(body)),
-        (b"connection", b"close"),
-    ]
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        headers.append((b"retry-after", b"1"))
-
-    async def refuse(_scope: Any, _receive: Any, send: Any) -> None:  # noqa: ANN401 (ASGI)
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    return refuse
-
-
-def _uvicorn_config(app: _Application, options: WebOptions) -> uvicorn.Config:
-    names = {name.lower() for name in options.headers}
-    nosniff = {} if "x-content-type-options" in names else {"X-Content-Type-Options": "nosniff"}
+def _uvicorn_config(app: Application, options: WebOptions) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
@@ -343,7 +338,6 @@ def _uvicorn_config(app: _Application, options: WebOptions) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,  # would let any local process speak for another address
         server_header=False,
-        headers=[*nosniff.items(), *options.headers.items()],
         timeout_keep_alive=options.idle_seconds,
         timeout_graceful_shutdown=1,
     )
@@ -356,5 +350,6 @@ def _connection_limit(options: WebOptions) -> int:
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     possible = max(1, descriptors - _RESERVED_DESCRIPTORS)
     if possible < wanted:
-        _log.warning("web_connections_limited wanted=%d open_files_limit=%d", wanted, descriptors)
+        fields = {"wanted": wanted, "open_files_limit": descriptors}
+        _log.warning("fewer web connections than wanted", extra={"fields": fields})
     return min(wanted, possible)

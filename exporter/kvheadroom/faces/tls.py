@@ -48,9 +48,11 @@ class ServerCertificate:
             try:
                 self._context = make_context(self._options)
             except ConfigError as error:
-                _log.warning("tls_certificate_kept reason=%r", str(error))
+                fields = {"detail": str(error)}
+                _log.warning("TLS files refused, the older ones stay", extra={"fields": fields})
             else:
-                _log.info("tls_certificate_read file=%s", self._options.cert_file)
+                fields = {"file": str(self._options.cert_file)}
+                _log.info("TLS certificate read", extra={"fields": fields})
         return self._context
 
 

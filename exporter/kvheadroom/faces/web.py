@@ -64,7 +64,7 @@ def make_app(
     Args:
         latest: The page of the latest poll.
         landing: The landing page as HTML.
-        ready: Whether a first poll has finished.
+        ready: Whether a first poll of every source has finished.
         options: Who may see what, and where.
         api: Path → handler of the query's parameters. Handlers run on the event loop, so they
             only render what is known already. Served like the landing page: to clients that
@@ -155,7 +155,7 @@ def _say(is_so: Callable[[], bool], sentence: str) -> _Endpoint:
     async def endpoint(_request: Request) -> Response:
         if is_so():
             return PlainTextResponse(sentence)
-        return PlainTextResponse("The first poll has not finished yet.\n", 503)
+        return PlainTextResponse("Not every source has finished its first poll yet.\n", 503)
 
     return endpoint
 

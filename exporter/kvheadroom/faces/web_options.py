@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -11,7 +11,6 @@ from kvheadroom.errors import ConfigError
 ClientAuth = Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"]
 TlsVersion = Literal["TLS12", "TLS13"]
 
-CLIENT_AUTHS: Final[tuple[ClientAuth, ...]] = ClientAuth.__args__  # type: ignore[attr-defined]
 TLS_VERSIONS: Final[tuple[TlsVersion, ...]] = TlsVersion.__args__  # type: ignore[attr-defined]
 
 # The five headers that exporter-toolkit's http_server_config.headers admits.
@@ -91,6 +90,21 @@ class WebOptions:
         return bool(self.basic_auth_users) or by_certificate
 
 
+def format_address(host: str, port: int) -> str:
+    """Return ``host:port`` as a person reads it: IPv6 in brackets, every interface as ``*``."""
+    shown = f"[{host}]" if ":" in host else host or "*"
+    return f"{shown}:{port}"
+
+
+def reloaded_options(running: WebOptions, wanted: WebOptions) -> WebOptions:
+    """Return *running* with what can change while it serves taken from *wanted*.
+
+    That is users and headers. Whether every client is known also depends on how TLS runs, so a
+    TLS rule that is only wanted must not open the pages yet.
+    """
+    return replace(running, basic_auth_users=wanted.basic_auth_users, headers=wanted.headers)
+
+
 def check_web_options(options: WebOptions) -> None:
     """Refuse options that cannot be honored, before anything listens.
 
@@ -101,7 +115,7 @@ def check_web_options(options: WebOptions) -> None:
         raise ConfigError("no address to listen on")
     for host, port in options.listen:
         if not 0 <= port <= _HIGHEST_PORT:  # the resolver would silently take it modulo 65536
-            raise ConfigError(f"cannot listen on {host}:{port}: no such port")
+            raise ConfigError(f"cannot listen on {format_address(host, port)}: no such port")
     check_telemetry_path(options.telemetry_path)
     for name in ("max_connections", "max_requests"):
         if getattr(options, name) < 1:

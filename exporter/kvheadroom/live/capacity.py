@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from kvheadroom.engine import versions
 from kvheadroom.engine.kv_pages import bytes_per_block, kv_element_bytes
@@ -17,6 +17,9 @@ KvLayout = Literal[
     "unknown",  # this version's labels cannot be trusted without the model's config
 ]
 TokensSource = Literal["engine", "computed", "assumed_uniform"]
+
+
+_LARGEST: Final = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +204,8 @@ def _number(labels: Mapping[str, str], name: str) -> float | None:
         value = float(labels.get(name, "None"))
     except ValueError:
         return None
-    return value if 0 < value < float("inf") else None
+    # Beyond any real pool; a page may hold any number.
+    return value if 0 < value < _LARGEST else None
 
 
 def _whole(labels: Mapping[str, str], name: str) -> int | None:

@@ -15,6 +15,10 @@ class RunningTotal:
     total: float = 0.0
     last_reported: float = 0.0
 
+    def restarted(self) -> "RunningTotal":
+        """Return the counter after its reporter restarted: what it reports next is all new."""
+        return RunningTotal(total=self.total, last_reported=0.0)
+
     def advanced(self, reported: float) -> "RunningTotal":
         """Return the counter after *reported* was read; a value that fell is a restart from 0."""
         fell = reported < self.last_reported

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from kvheadroom.continuity import counters_fell
+from kvheadroom.continuity import counters_fell, started_anew
 from kvheadroom.engine.versions import parse_version
 from kvheadroom.live.capacity import Capacity, engine_capacity
 from kvheadroom.live.counters import RunningTotal
@@ -49,6 +49,8 @@ class EnginePast:
     preemptions: RunningTotal = field(default_factory=RunningTotal)
     restarts: int = 0
     reading: EngineReading | None = None
+    read_at_seconds: float = 0.0
+    engines: int = 0
     started_unix_seconds: float | None = None
 
 
@@ -90,6 +92,11 @@ def engine_id(target: str, rank: str, name: str | None) -> str:
     return name if rank == "0" else f"{name}/{rank}"
 
 
+def is_asleep(reading: EngineReading) -> bool:
+    """Return whether the engine sleeps, so that it admits nothing until it is woken."""
+    return reading.sleep_state not in {None, "awake"}
+
+
 def view_engine(
     reading: EngineReading,
     server: ServerReading,
@@ -112,8 +119,9 @@ def view_engine(
         at_seconds: When the page was read, monotonic clock.
     """
     past = _advance(past, reading, server, at_seconds, options.traffic_window_seconds)
-    capacity = _capacity(reading, server, facts)
-    traffic = lengths(past.traffic)
+    capacity = _capacity(reading, server, facts, past.engines)
+    longest = capacity.max_model_len if capacity else server.max_model_len
+    traffic = lengths(past.traffic, max_model_len=longest)
     view = EngineView(
         engine=engine_id(target, reading.rank, facts.name),
         target=target,
@@ -136,7 +144,13 @@ def _advance(
     window_seconds: float,
 ) -> EnginePast:
     if _restarted(past, reading, server):
-        past = replace(past, restarts=past.restarts + 1, traffic=TrafficWindow())
+        past = replace(
+            past,
+            restarts=past.restarts + 1,
+            traffic=TrafficWindow(),
+            preemptions=past.preemptions.restarted(),
+            engines=0,
+        )
     reported = reading.preemptions_total
     return replace(
         past,
@@ -149,23 +163,27 @@ def _advance(
         ),
         preemptions=past.preemptions if reported is None else past.preemptions.advanced(reported),
         reading=reading,
+        read_at_seconds=at_seconds,
+        # The sum of blocks goes on counting an engine that is missing from the page.
+        engines=max(past.engines, sum(peer.replica == reading.replica for peer in server.engines)),
         started_unix_seconds=server.started_unix_seconds or past.started_unix_seconds,
     )
 
 
 def _restarted(past: EnginePast, reading: EngineReading, server: ServerReading) -> bool:
-    started, before = server.started_unix_seconds, past.started_unix_seconds
-    if started is not None and before is not None:
-        return started != before
+    if started_anew(past.started_unix_seconds, server.started_unix_seconds):
+        return True
     return past.reading is not None and counters_fell(past.reading, reading)
 
 
-def _capacity(reading: EngineReading, server: ServerReading, facts: EngineFacts) -> Capacity | None:
+def _capacity(
+    reading: EngineReading, server: ServerReading, facts: EngineFacts, engines: int
+) -> Capacity | None:
     if reading.cache_config is None:
         return None
     return engine_capacity(
         reading.cache_config,
-        engines=len(server.engines),
+        engines=engines,
         version=parse_version(server.vllm_version),
         max_model_len=server.max_model_len,
         shape=facts.shape,
@@ -181,6 +199,9 @@ def _headroom(
     context_tokens: Sequence[int],
 ) -> Headroom | None:
     if capacity is None or capacity.usable_blocks == 0 or reading.kv_used_ratio is None:
+        return None
+    # A sleeping engine has given its pool away, and its gauge keeps the last value.
+    if is_asleep(reading):
         return None
     return engine_headroom(
         capacity,

@@ -68,7 +68,8 @@ def named_contexts(
             (OBSERVED_CONTEXT, traffic.mean_tokens),
             (OBSERVED_P95_CONTEXT, traffic.p95_tokens),
         ):
-            contexts[name] = tokens if longest is None else min(tokens, longest)
+            if tokens is not None:
+                contexts[name] = tokens if longest is None else min(tokens, longest)
     return contexts
 
 

@@ -50,3 +50,8 @@ class Snapshot:
     polls_skipped: int = 0
     config_reloaded: bool = True
     config_read_unix_seconds: float | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every source has been polled at least once."""
+        return all(source.duration_seconds is not None for source in self.sources)

@@ -32,12 +32,13 @@ class TrafficLengths:
     Attributes:
         mean_tokens: Mean prompt plus mean output, rounded up to a whole token.
         p95_tokens: 95th percentile of prompts plus that of outputs, rounded up: vLLM has no
-            histogram of the sum, and this errs on the long side.
+            histogram of the sum, and this errs on the long side. ``None`` where the percentile
+            lies beyond the last bucket and the longest request is not known.
         requests: Finished requests behind the figures.
     """
 
     mean_tokens: int
-    p95_tokens: int
+    p95_tokens: int | None
     requests: int
 
 
@@ -55,11 +56,11 @@ def observe(
         window: What was seen so far.
         at_seconds: When the histograms were read, monotonic clock.
         window_seconds: How far back the window reaches.
-        prompt: Prompt lengths since the engine's start; ``None`` leaves the window as it is.
+        prompt: Prompt lengths since the engine's start; ``None`` where the page has none.
         generation: Output lengths since the engine's start.
     """
     if prompt is None or generation is None:
-        return window
+        return TrafficWindow()
     seen = window.checkpoints
     if seen and (prompt.count < seen[-1].prompt.count or _bounds_changed(seen[-1], prompt)):
         seen = ()  # the engine restarted: its histograms begin again
@@ -75,7 +76,7 @@ def observe(
     return TrafficWindow((*settled, newest))
 
 
-def lengths(window: TrafficWindow) -> TrafficLengths | None:
+def lengths(window: TrafficWindow, *, max_model_len: int | None) -> TrafficLengths | None:
     """Return the lengths of requests that finished inside *window*.
 
     While none finished inside it, those since the engine's start are used: an idle hour does not
@@ -91,33 +92,40 @@ def lengths(window: TrafficWindow) -> TrafficLengths | None:
     if prompt.count <= 0 or generation.count <= 0:
         return None
     mean = prompt.total / prompt.count + generation.total / generation.count
-    p95 = quantile(prompt, 0.95) + quantile(generation, 0.95)
+    longest = None if max_model_len is None else float(max_model_len)
+    prompt_p95 = quantile(prompt, 0.95, longest=longest)
+    generation_p95 = quantile(generation, 0.95, longest=longest)
     return TrafficLengths(
         mean_tokens=max(1, ceil(mean)),
-        p95_tokens=max(1, ceil(p95)),
+        p95_tokens=_sum_in_whole_tokens(prompt_p95, generation_p95),
         requests=int(prompt.count),
     )
 
 
-def quantile(histogram: HistogramReading, q: float) -> float:
+def _sum_in_whole_tokens(prompt: float | None, generation: float | None) -> int | None:
+    return None if prompt is None or generation is None else max(1, ceil(prompt + generation))
+
+
+def quantile(histogram: HistogramReading, q: float, *, longest: float | None) -> float | None:
     """Return the *q*-quantile of *histogram* by linear interpolation inside its bucket.
 
-    A quantile in the last, unbounded bucket is answered with the highest finite bound.
+    vLLM's last finite bound may lie far below the longest request, so a quantile in the unbounded
+    bucket is answered with *longest*, or not at all while that is unknown.
 
     Source:
-        Prometheus' ``histogram_quantile``, whose answer on the same buckets this equals.
+        Prometheus' ``histogram_quantile``, whose answer in the bounded buckets this equals.
     """
     rank = q * histogram.cumulative_counts[-1]
     lower_bound, lower_count = 0.0, 0.0
     for bound, count in zip(histogram.upper_bounds, histogram.cumulative_counts, strict=True):
         if count >= rank:
             if bound == inf:
-                return lower_bound
+                return longest
             inside = count - lower_count
             share = (rank - lower_count) / inside if inside else 0.0
             return lower_bound + (bound - lower_bound) * share
         lower_bound, lower_count = bound, count
-    return lower_bound
+    return longest
 
 
 def _bounds_changed(last: _Checkpoint, prompt: HistogramReading) -> bool:

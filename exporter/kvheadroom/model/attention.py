@@ -40,6 +40,9 @@ _OTHER_CACHE_FIELDS: Final = (
     "linear_num_value_heads",
 )
 
+# Beyond any real model; a file may hold any number.
+_LARGEST: Final = 10**9
+
 ELEMENT_BYTES: Final[Mapping[str, int]] = {
     "float32": 4,
     "float16": 2,
@@ -84,6 +87,8 @@ def read_full_attention(config: Mapping[str, Any]) -> FullAttention:
     _refuse_other_caches(architecture, config)
     heads = _whole(config, "num_attention_heads")
     head_dim = config.get("head_dim")
+    if head_dim is None and _whole(config, "hidden_size") < heads:
+        raise ModelConfigError(f"{architecture}: hidden_size is below num_attention_heads")
     return FullAttention(
         architecture=architecture,
         layers=_whole(config, "num_hidden_layers"),
@@ -106,8 +111,8 @@ def _refuse_other_caches(architecture: str, config: Mapping[str, Any]) -> None:
     # Qwen2 writes a window and switches it off; Mistral has no switch.
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         raise ModelConfigError(f"{architecture}: sliding_window is set")
-    layer_types = config.get("layer_types") or ()
-    if any(kind != "full_attention" for kind in layer_types):
+    layer_types = config.get("layer_types") or []
+    if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
         raise ModelConfigError(f"{architecture}: layer_types holds more than full_attention")
 
 
@@ -115,7 +120,7 @@ def _whole(config: Mapping[str, Any], name: str, *, default: int | None = None) 
     value = config.get(name)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _LARGEST:
         raise ModelConfigError(f"config.json: {name} must be a whole number above 0, not {value!r}")
     return value
 

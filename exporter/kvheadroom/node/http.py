@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _MAX_REDIRECTS: Final = 3
+_SHOWN_CHARACTERS: Final = 100
 _PIECE_BYTES: Final = 256 * 1024
 _GZIP_WINDOW_BITS: Final = 31
 _UNAUTHORIZED: Final = (401, 403)
@@ -35,6 +36,9 @@ _FAILURES: Final = (
     http.client.HTTPException,
     OSError,
 )
+
+# What makes two requests the same: path, media type asked for, bearer token.
+_Question = tuple[str, str, str | None]
 
 # When the exchange under way in this thread must have ended, by time.monotonic(). The sockets of
 # urllib3 are made and read far below the caller, where no argument of ours reaches.
@@ -56,8 +60,8 @@ class EngineHttp:
         """
         self._url: Final = url
         self._adapter: Final = _Adapter(_tls_context(ca_file) if url.scheme == "https" else None)
-        # A path is always asked in the same way, so its request is made once.
-        self._requests: Final[dict[str, requests.PreparedRequest]] = {}
+        # A poll asks the same few questions each time, so each request is made once.
+        self._requests: Final[dict[_Question, requests.PreparedRequest]] = {}
         self._has_connection = False
 
     def get(
@@ -83,8 +87,7 @@ class EngineHttp:
         """
         token = _deadline.set(deadline_monotonic_seconds)
         try:
-            request = self._requests.get(path) or self._prepared(path, accept, bearer)
-            return self._follow(request, max_bytes)
+            return self._follow(self._prepared(path, accept, bearer), max_bytes)
         except SourceError as error:
             raise SourceError(error.reason, f"{self.shown(path)}: {error}") from error
         finally:
@@ -99,6 +102,12 @@ class EngineHttp:
         self._adapter.close()
 
     def _prepared(self, path: str, accept: str, bearer: str | None) -> requests.PreparedRequest:
+        question = (path, accept, bearer)
+        if question not in self._requests:
+            self._requests[question] = self._request(path, accept, bearer)
+        return self._requests[question]
+
+    def _request(self, path: str, accept: str, bearer: str | None) -> requests.PreparedRequest:
         headers = {
             "Accept": accept,
             # On this machine compressing costs more than copying.
@@ -110,9 +119,7 @@ class EngineHttp:
             headers["Authorization"] = f"Bearer {bearer}"
             auth = None
         url = f"{self._url.origin}{self._url.path}{path}"
-        request = requests.Request("GET", url, headers=headers, auth=auth).prepare()
-        self._requests[path] = request
-        return request
+        return requests.Request("GET", url, headers=headers, auth=auth).prepare()
 
     def _follow(self, request: requests.PreparedRequest, max_bytes: int) -> bytes:
         for _ in range(_MAX_REDIRECTS + 1):
@@ -156,9 +163,16 @@ class EngineHttp:
             self._url.host,
             self._url.port,
         ):
-            host = ascii(parts.hostname or "")[1:100].rstrip("'")
-            raise SourceError("redirect", f"redirected to another server, {host}")
+            shown = _shown_origin(parts.scheme, parts.hostname or "", port)
+            raise SourceError("redirect", f"redirected to another server, {shown}")
         return redirected
+
+
+def _shown_origin(scheme: str, host: str, port: int | None) -> str:
+    """Return ``scheme://host:port`` in printable ASCII, of bounded length."""
+    netloc = f"[{host}]" if ":" in host else host
+    origin = f"{scheme}://{netloc}" + (f":{port}" if port is not None else "")
+    return ascii(origin[:_SHOWN_CHARACTERS])[1:-1]
 
 
 def _body(response: requests.Response, max_bytes: int) -> bytes:

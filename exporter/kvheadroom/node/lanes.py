@@ -15,16 +15,56 @@ T = TypeVar("T")
 _HEAD_START_SECONDS: Final = 0.01
 
 
+class _Occupancy:
+    """How many calls run in the lanes of this process, whichever :class:`Lanes` they are of."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._running += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._running -= 1
+
+    def if_alone(self, act: Callable[[], object]) -> bool:
+        with self._lock:
+            if self._running > 1:
+                return False
+            act()
+            return True
+
+
+_occupancy: Final = _Occupancy()
+
+
+def if_alone(act: Callable[[], object]) -> bool:
+    """Do what no call may overlap with; to be called from within a call that runs in a lane.
+
+    Args:
+        act: Done while no other call of the process runs, hung ones included, nor can begin.
+
+    Returns:
+        Whether it was done.
+    """
+    return _occupancy.if_alone(act)
+
+
 class Lanes:
     """One daemon thread per target, kept between calls; a thread that hangs is never doubled.
 
     A hung thread cannot be interrupted, only left behind: what it returns in the end is thrown
     away, and until then its target counts as late. Threads are daemons, so a process can exit
-    while one hangs. Meant for one caller; only the calls themselves run at the same time.
+    while one hangs. One thread gathers at a time; any may close meanwhile.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
+        # Else a lane could be told to end between being chosen for a call and given it.
+        self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = {}
 
     def gather(
@@ -57,7 +97,9 @@ class Lanes:
 
         awaited = 0
         for target, call in calls.items():
-            if self._lane(target).start(target, call, answers):
+            with self._lock:
+                started = self._lane(target).start(target, call, answers)
+            if started:
                 awaited += 1
                 take_one(_HEAD_START_SECONDS)
         while len(results) < awaited and take_one(math.inf):
@@ -66,23 +108,31 @@ class Lanes:
 
     def busy_seconds(self, target: str) -> float | None:
         """Return how long the target's current call has run; ``None`` when there is none."""
-        lane = self._lanes.get(target)
+        with self._lock:
+            lane = self._lanes.get(target)
         since = None if lane is None else lane.busy_since_monotonic_seconds
         return None if since is None else time.monotonic() - since
 
     def idle(self) -> bool:
         """Return whether no call is running."""
-        return all(self.busy_seconds(target) is None for target in self._lanes)
+        with self._lock:
+            return not any(lane.busy for lane in self._lanes.values())
 
     def close(self) -> None:
-        """Let every idle thread end; a hung one is left behind, its target still busy."""
-        for target in [target for target in self._lanes if self.busy_seconds(target) is None]:
-            self._lanes.pop(target).end()
+        """Let every thread end, a hung one when its call returns; until then its target is busy.
+
+        Never waits. What is gathered afterwards runs in new threads.
+        """
+        with self._lock:
+            for lane in self._lanes.values():
+                lane.end()
+            self._lanes = {target: lane for target, lane in self._lanes.items() if lane.busy}
 
     def _lane(self, target: str) -> "_Lane":
-        if target not in self._lanes:
-            self._lanes[target] = _Lane(f"{self._name}-{target}")
-        return self._lanes[target]
+        lane = self._lanes.get(target)
+        if lane is None or (lane.ended and not lane.busy):
+            lane = self._lanes[target] = _Lane(f"{self._name}-{target}")
+        return lane
 
 
 class _Answer(Generic[T]):
@@ -105,21 +155,32 @@ class _Answer(Generic[T]):
 
 
 class _Lane:
-    """One daemon thread that runs one call at a time."""
+    """One daemon thread that runs one call at a time.
+
+    Attributes:
+        busy_since_monotonic_seconds: When its call was handed over; ``None`` when it has none.
+        ended: Whether it was told to end, which it does once it has no call.
+    """
 
     def __init__(self, name: str) -> None:
         self.busy_since_monotonic_seconds: float | None = None
+        self.ended = False
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
+    @property
+    def busy(self) -> bool:
+        return self.busy_since_monotonic_seconds is not None
+
     def start(self, target: str, call: Callable[[], T], answers: "SimpleQueue[_Answer[T]]") -> bool:
         """Hand the call to the thread; ``False`` when it is still busy with an earlier one."""
-        if self.busy_since_monotonic_seconds is not None:
+        if self.busy:
             return False
 
         def answer() -> None:
-            finished = _Answer(target, call)
-            # Before the answer is out: its reader may start the next call at once.
+            # Both ends before the answer is out: its reader may start the next call at once.
+            with _occupancy:
+                finished = _Answer(target, call)
             self.busy_since_monotonic_seconds = None
             answers.put(finished)
 
@@ -128,7 +189,9 @@ class _Lane:
         return True
 
     def end(self) -> None:
-        self._calls.put(None)
+        if not self.ended:
+            self.ended = True
+            self._calls.put(None)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

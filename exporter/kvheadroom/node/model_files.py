@@ -18,8 +18,10 @@ def read_config(path: Path) -> Mapping[str, Any]:
     Raises:
         ConfigError: It cannot be read, or is not a JSON object.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = path
     try:
+        if path.is_dir():
+            file = path / "config.json"
         if file.stat().st_size > _MOST_BYTES:
             raise ConfigError(f"{file}: too large for a config.json")
         data = json.loads(file.read_bytes())

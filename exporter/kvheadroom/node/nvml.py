@@ -1,6 +1,7 @@
 """Read every GPU and MIG device of the node through NVML, never for longer than a deadline."""
 
 import _ctypes
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import Any, Final, TypeVar
 import pynvml
 
 from kvheadroom.errors import NvmlReason, Reason, SourceError
-from kvheadroom.node.lanes import Lanes
+from kvheadroom.node.lanes import Lanes, if_alone
 from kvheadroom.node.nvml_values import (
     NOT_AVAILABLE_U64,
     GpuMemory,
@@ -25,6 +26,8 @@ from kvheadroom.readings import GpuProcess, GpuReading, NvmlReading, SourceFailu
 T = TypeVar("T")
 
 _DRIVER: Final = "driver"
+# A healthy driver shuts down in less, and who closes a source has no use for waiting longer.
+_CLOSE_SECONDS: Final = 0.1
 _REASON_OF: Final[Mapping[int, NvmlReason]] = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "driver_missing",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "driver_not_loaded",
@@ -61,16 +64,19 @@ class NvmlSource:
 
     Nothing is remembered between two reads except that NVML is initialized: handles, names and
     MIG devices change when a GPU is reset or repartitioned, and asking again costs microseconds.
-    One caller at a time.
+    One thread reads at a time; any may close meanwhile.
 
     Attributes:
-        deadline_seconds: Longest a read may take; may be changed between reads.
+        deadline_seconds: Longest a read may take. May be changed by any thread at any time; the
+            read after the change heeds it.
     """
 
     def __init__(self, *, deadline_seconds: float) -> None:
         self.deadline_seconds = deadline_seconds
         self._lanes = Lanes("nvml")
         self._initialized = False
+        self._in_use = threading.Lock()
+        self._close_requested = False
 
     def read(self) -> NvmlReading:
         """Return what every GPU answered by the deadline, and for the others why they did not.
@@ -80,9 +86,32 @@ class NvmlSource:
         Raises:
             SourceError: The driver as a whole cannot be read.
         """
-        deadline = time.monotonic() + self.deadline_seconds
         try:
-            driver_version, gpu_count = self._enter_driver(deadline)
+            with self._in_use:
+                return self._read(self.deadline_seconds)
+        finally:
+            # After the lock is free: a close that still found it taken is seen here.
+            if self._close_requested:
+                self.close()
+
+    def close(self) -> None:
+        """Shut NVML down, unless a call hangs in it; safe when it was never initialized.
+
+        Returns within a moment, whatever hangs. A read in progress goes on and closes at its end;
+        a read begun later starts NVML anew.
+        """
+        self._close_requested = True
+        if self._in_use.acquire(blocking=False):
+            try:
+                self._shut()
+                self._close_requested = False
+            finally:
+                self._in_use.release()
+
+    def _read(self, deadline_seconds: float) -> NvmlReading:
+        deadline = time.monotonic() + deadline_seconds
+        try:
+            driver_version, gpu_count = self._enter_driver(deadline, deadline_seconds)
             targets = [str(index) for index in range(gpu_count)]
             answers = self._lanes.gather(
                 {target: partial(_read_gpu, target) for target in targets},
@@ -94,37 +123,33 @@ class NvmlSource:
         gpus: list[GpuReading] = []
         failures: list[SourceFailure] = []
         for target in targets:
-            answered, failed = answers.get(target) or ((), (self._late(target),))
+            answered, failed = answers.get(target) or ((), (self._late(target, deadline_seconds),))
             gpus += answered
             failures += failed
         return NvmlReading(driver_version, tuple(gpus), tuple(failures))
 
-    def close(self) -> None:
-        """Shut NVML down, unless a call hangs in it; safe when it was never initialized."""
+    def _shut(self) -> None:
         if self._initialized and self._lanes.idle():
-            deadline = time.monotonic() + self.deadline_seconds
+            deadline = time.monotonic() + _CLOSE_SECONDS
             self._lanes.gather({_DRIVER: _shut_down}, deadline_monotonic_seconds=deadline)
         self._initialized = False
         self._lanes.close()
 
-    def _enter_driver(self, deadline_monotonic_seconds: float) -> tuple[str | None, int]:
-        call = partial(
-            _driver_facts,
-            initialize=not self._initialized,
-            # A thread that hangs in the library would return into unmapped memory.
-            may_unload=self._lanes.idle(),
-        )
+    def _enter_driver(
+        self, deadline_monotonic_seconds: float, deadline_seconds: float
+    ) -> tuple[str | None, int]:
         answers = self._lanes.gather(
-            {_DRIVER: call}, deadline_monotonic_seconds=deadline_monotonic_seconds
+            {_DRIVER: partial(_driver_facts, initialize=not self._initialized)},
+            deadline_monotonic_seconds=deadline_monotonic_seconds,
         )
         if _DRIVER not in answers:
-            raise SourceError("timeout", self._late(_DRIVER).detail)
+            raise SourceError("timeout", self._late(_DRIVER, deadline_seconds).detail)
         self._initialized = True
         return answers[_DRIVER]
 
-    def _late(self, target: str) -> SourceFailure:
+    def _late(self, target: str, deadline_seconds: float) -> SourceFailure:
         # A call that returns between the deadline and here was late all the same.
-        seconds = self._lanes.busy_seconds(target) or self.deadline_seconds
+        seconds = self._lanes.busy_seconds(target) or deadline_seconds
         whose = "NVML" if target == _DRIVER else f"NVML call for GPU {target}"
         return SourceFailure(target, "timeout", f"{whose}: no answer for {seconds:.1f} s")
 
@@ -176,11 +201,12 @@ def _attempt(
 # --- the driver -----------------------------------------------------------------------------
 
 
-def _driver_facts(*, initialize: bool, may_unload: bool) -> tuple[str | None, int]:
+def _driver_facts(*, initialize: bool) -> tuple[str | None, int]:
     """Return driver version and number of GPUs, after initializing NVML where asked to."""
     if initialize:
-        if may_unload:
-            _unload_library()
+        # A thread that hangs in the library, even for a source long closed, would return into
+        # unmapped memory.
+        if_alone(_unload_library)
         _call(pynvml.nvmlInit)
     gpu_count = _call(pynvml.nvmlDeviceGetCount)
     with suppress(_CallError):

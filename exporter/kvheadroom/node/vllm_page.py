@@ -34,6 +34,10 @@ class _Found(NamedTuple):
     value: float
 
 
+# Label values of ours that come from a page are bounded in number and in length.
+_WAITING_REASONS: Final = frozenset({"capacity", "deferred"})
+_MAX_NAME_CHARACTERS: Final = 512
+
 _EngineKey = tuple[str, str]  # Ray's replica, empty where there is none, and the rank
 _ByReading = Mapping[Reading, Sequence[_Found]]
 
@@ -119,6 +123,7 @@ def _engines(samples: Iterable[Sample], served_name: str | None) -> tuple[Engine
     return tuple(
         _engine(
             f"{replica}:{rank}" if several_replicas else rank,
+            replica or None,
             _of_one_model(found_of[replica, rank], served_name),
             shared_config,
         )
@@ -155,17 +160,21 @@ def _of_one_model(found: list[_Found], served_name: str | None) -> list[_Found]:
 
 
 def _engine(
-    rank: str, found: Sequence[_Found], shared_config: Mapping[str, str] | None
+    rank: str,
+    replica: str | None,
+    found: Sequence[_Found],
+    shared_config: Mapping[str, str] | None,
 ) -> EngineReading:
     of = _newest_spelling(found)
     configs = [each.labels for each in of["cache_config"]]
     names = (each.labels.get("model_name") for each in found)
     return EngineReading(
         rank=rank,
-        model_name=next((name for name in names if name), None),
+        replica=replica,
+        model_name=next((name[:_MAX_NAME_CHARACTERS] for name in names if name), None),
         requests_running=_count(of["requests_running"]),
         requests_waiting=_count(of["requests_waiting"]),
-        waiting_by_reason=_counts_by(of["waiting_by_reason"], "reason"),
+        waiting_by_reason=_bounded(_counts_by(of["waiting_by_reason"], "reason")),
         kv_used_ratio=_ratio(of["kv_used_ratio"]),
         preemptions_total=_total(of["preemptions_total"]),
         prompt_tokens_total=_total(of["prompt_tokens_total"]),
@@ -176,6 +185,17 @@ def _engine(
         sleep_state=_state(of["sleep_state"]),
         cache_config=configs[-1] if configs else shared_config,
     )
+
+
+def _bounded(counts: Mapping[str, float]) -> Mapping[str, float]:
+    """Return waiting requests with every reason that is not vLLM's gathered under ``other``.
+
+    Reasons become label values of ours, and a page may hold any number of them.
+    """
+    if counts.keys() <= _WAITING_REASONS:
+        return counts
+    known = {reason: count for reason, count in counts.items() if reason in _WAITING_REASONS}
+    return known | {"other": sum(counts.values()) - sum(known.values())}
 
 
 def _newest_spelling(found: Iterable[_Found]) -> _ByReading:
@@ -197,7 +217,7 @@ def _count(found: Iterable[_Found]) -> float | None:
 
 def _ratio(found: Iterable[_Found]) -> float | None:
     value = _count(found)
-    return value if value is not None and value <= _MAX_RATIO else None
+    return min(value, 1.0) if value is not None and value <= _MAX_RATIO else None
 
 
 def _total(found: Iterable[_Found]) -> float | None:

@@ -1,6 +1,7 @@
 """What is known of a server's engines without asking them: the model's config.json."""
 
 import logging
+import threading
 from pathlib import Path
 
 from kvheadroom.errors import ConfigError, ModelConfigError
@@ -12,6 +13,10 @@ from kvheadroom.readings import ServerReading
 _log = logging.getLogger(__name__)
 
 
+# What a server serves: its model's root and, since the folder may have changed, its start.
+_Served = tuple[str | None, float | None]
+
+
 class EngineFactsSource:
     """Gives the facts of one server's engines; a file is read once.
 
@@ -19,7 +24,8 @@ class EngineFactsSource:
         name: Configured name of the server.
         model_config: Configured config.json; ``None`` looks for it.
         tensor_parallel: Ranks of one engine.
-        discovery: Look for the config.json where the server says its model is.
+        discovery: Look for the config.json where the server says its model is. Only sound for a
+            server on this machine: the same path elsewhere may hold another model.
 
     Raises:
         ConfigError: The configured config.json cannot be read.
@@ -36,27 +42,33 @@ class EngineFactsSource:
         self._name = name
         self._tensor_parallel = tensor_parallel
         self._discovery = discovery and model_config is None
-        self._root: str | None = None
+        self._served: _Served | None = None
         self._shape = _read_shape(model_config) if model_config is not None else None
 
     def __call__(self, reading: ServerReading) -> EngineFacts:
-        """Return the facts, given what the server says of its model."""
-        root = reading.model_root
-        if self._discovery and root is not None and root != self._root:
-            self._root = root
-            self._shape = _discover_shape(root)
+        """Return the facts, given what the server says of its model; never waits for a disk."""
+        served = (reading.model_root, reading.started_unix_seconds)
+        if self._discovery and served != self._served:
+            self._served, self._shape = served, None
+            # A model folder may lie on a network that does not answer.
+            threading.Thread(
+                target=self._discover, args=(served,), name="model-config", daemon=True
+            ).start()
         return EngineFacts(
             name=self._name, shape=self._shape, tensor_parallel=self._tensor_parallel
         )
 
-
-def _discover_shape(root: str) -> FullAttention | None:
-    path = find_config(root)
-    try:
-        return _read_shape(path) if path is not None else None
-    except ConfigError as error:
-        _log.warning("model config found, not used", extra={"fields": {"detail": str(error)}})
-        return None
+    def _discover(self, served: _Served) -> None:
+        root, _ = served
+        path = find_config(root) if root is not None else None
+        try:
+            shape = _read_shape(path) if path is not None else None
+        except ConfigError as error:
+            _log.warning("model config found, not used", extra={"fields": {"detail": str(error)}})
+            return
+        # The server may serve another model by now.
+        if served == self._served:
+            self._shape = shape
 
 
 def _read_shape(path: Path) -> FullAttention | None:

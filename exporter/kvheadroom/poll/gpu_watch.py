@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kvheadroom.poll.health import attempt, failed, succeeded, unpolled
+from kvheadroom.errors import Reason
+from kvheadroom.poll.health import Failed, attempt, failed, succeeded, unpolled
 from kvheadroom.readings import NvmlReading, SourceHealth
 
 DRIVER_TARGET: Final = "driver"
@@ -17,7 +18,7 @@ class GpuSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the driver back; never blocks."""
+        """Give the driver back; never blocks, whichever thread reads meanwhile."""
         ...
 
 
@@ -26,7 +27,7 @@ class GpuOutcome:
     """What the last poll of NVML gave.
 
     Attributes:
-        health: The driver first, then every GPU that was ever seen.
+        health: The driver first, then every GPU and MIG device that is there, answering or not.
         reading: The GPUs; ``None`` when the driver did not answer.
     """
 
@@ -40,30 +41,61 @@ class GpuWatch:
     def __init__(self, source: GpuSource) -> None:
         self.source = source
         self._driver = unpolled("nvml", DRIVER_TARGET)
+        # Of every device that was ever there: one that returns goes on counting its failures.
+        # Indices are few, so it stays small.
         self._gpus: dict[str, SourceHealth] = {}
+        self._present: frozenset[str] = frozenset()
         self.outcome = GpuOutcome((self._driver,))
 
     def poll(self) -> None:
         """Read every GPU once and swap the outcome; never raises."""
-        reading, error, seconds = attempt(self.source.read)
-        if error is not None or reading is None:
-            reason, detail = (error.reason, str(error)) if error else ("internal", "no reading")
+        result = attempt(self.source.read)
+        seconds = result.duration_seconds
+        if isinstance(result, Failed):
+            reading, reason, detail = None, result.error.reason, str(result.error)
             self._driver = failed(self._driver, reason, detail, seconds)
             # The GPUs are down with their driver, for the driver's reason.
-            for target, health in self._gpus.items():
-                self._gpus[target] = failed(health, reason, detail, seconds)
+            faults: dict[str, _Fault] = dict.fromkeys(self._present, (reason, detail))
         else:
+            reading = result.reading
             self._driver = succeeded(self._driver, seconds)
-            self._note_gpus(reading, seconds)
-        self.outcome = GpuOutcome((self._driver, *self._gpus.values()), reading)
+            faults = _faults(reading, self._present)
+        answered = [gpu.gpu for gpu in reading.gpus] if reading else []
+        for target in answered:
+            self._gpus[target] = succeeded(self._health(target), seconds)
+        for target, (reason, detail) in faults.items():
+            self._gpus[target] = failed(self._health(target), reason, detail, seconds)
+        self._present = frozenset((*answered, *faults))
+        present = (health for target, health in self._gpus.items() if target in self._present)
+        self.outcome = GpuOutcome((self._driver, *present), reading)
 
-    def _note_gpus(self, reading: NvmlReading, seconds: float) -> None:
-        for gpu in reading.gpus:
-            health = self._gpus.get(gpu.gpu) or unpolled("nvml", gpu.gpu)
-            self._gpus[gpu.gpu] = succeeded(health, seconds)
-        for failure in reading.failures:
-            health = self._gpus.get(failure.target) or unpolled("nvml", failure.target)
-            self._gpus[failure.target] = failed(health, failure.reason, failure.detail, seconds)
-        # A MIG device that was removed is gone, not down.
-        seen = {gpu.gpu for gpu in reading.gpus} | {failure.target for failure in reading.failures}
-        self._gpus = {target: health for target, health in self._gpus.items() if target in seen}
+    def _health(self, target: str) -> SourceHealth:
+        return self._gpus.get(target) or unpolled("nvml", target)
+
+
+# Why a device gave no data, and the line for a person.
+_Fault = tuple[Reason, str]
+
+
+def _faults(reading: NvmlReading, known: frozenset[str]) -> dict[str, _Fault]:
+    """Return every device that gave no data, among them the MIG devices of an unread GPU.
+
+    A known MIG device that its GPU no longer lists is gone rather than down, unless the GPU, or
+    its list of MIG devices, could not be read.
+
+    Args:
+        reading: What the driver answered.
+        known: Devices that were there before.
+    """
+    faults: dict[str, _Fault] = {
+        failure.target: (failure.reason, failure.detail) for failure in reading.failures
+    }
+    unread = dict(faults)
+    for gpu in reading.gpus:
+        if reason := gpu.unavailable.get("mig_devices"):
+            unread[gpu.gpu] = (reason, f"GPU {gpu.gpu}: its MIG devices cannot be listed")
+    for target in sorted(known - faults.keys()):
+        parent, separator, _ = target.partition(":")
+        if separator and parent in unread:
+            faults[target] = unread[parent]
+    return faults

@@ -3,8 +3,8 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from kvheadroom.errors import HTTP_REASONS, NVML_REASONS, Reason, SourceError
 from kvheadroom.readings import SourceHealth, SourceKind
@@ -62,15 +62,42 @@ def _identity(health: SourceHealth) -> dict[str, str]:
     return {"source": health.source, "target": health.target}
 
 
-def attempt(read: Callable[[], T]) -> tuple[T | None, SourceError | None, float]:
-    """Return what *read* gave, or why it gave nothing, and how long it took in seconds."""
+@dataclass(frozen=True, slots=True)
+class Succeeded(Generic[T]):
+    """A poll that gave data.
+
+    Attributes:
+        reading: What it gave.
+        duration_seconds: How long it took.
+    """
+
+    reading: T
+    duration_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A poll that gave none.
+
+    Attributes:
+        error: Why not.
+        duration_seconds: How long it took.
+    """
+
+    error: SourceError
+    duration_seconds: float
+
+
+def attempt(read: Callable[[], T]) -> Succeeded[T] | Failed:
+    """Return what *read* gave, or why it gave nothing; never raises."""
     started = time.monotonic()
     try:
-        return read(), None, time.monotonic() - started
+        return Succeeded(read(), time.monotonic() - started)
     except SourceError as error:
-        return None, error, time.monotonic() - started
+        return Failed(error, time.monotonic() - started)
     except Exception as error:  # noqa: BLE001  (one source's bug must not end the others)
-        _log.warning("internal error while polling: %s", type(error).__name__)
+        kind = type(error).__name__
+        _log.warning("internal error while polling", extra={"fields": {"error": kind}})
         _log.debug("traceback of the internal error", exc_info=True)
-        detail = f"internal error: {type(error).__name__} (run with --log.level debug)"
-        return None, SourceError("internal", detail), time.monotonic() - started
+        detail = f"internal error: {kind} (run with --log.level debug)"
+        return Failed(SourceError("internal", detail), time.monotonic() - started)

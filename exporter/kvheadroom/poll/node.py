@@ -25,14 +25,14 @@ class WatchedServer:
 
     Attributes:
         key: What makes it the same server after a reload, so that its history is kept.
-        connection: How it is reached; a change of it opens the source anew.
-        source: Opens the source.
+        connection: How it is reached; while it is the same, the source in use is kept.
+        source: The server, nothing sent to it yet.
         facts: What is known of its engines, given its latest answer.
     """
 
     key: str
     connection: Hashable
-    source: Callable[[], ServerSource]
+    source: ServerSource
     facts: Callable[[ServerReading], EngineFacts]
 
 
@@ -46,10 +46,11 @@ class NodeWatch:
     def __init__(self, publish: Callable[[Snapshot], object]) -> None:
         self._schedule = PollSchedule()
         self._gpus: GpuWatch | None = None
+        self._resting_gpus: GpuWatch | None = None
         self._servers: Mapping[str, ServerWatch] = {}
         self._connections: dict[str, Hashable] = {}
         self._publisher = Publisher(lambda: publish(self.snapshot()), self._names)
-        self._configuring = threading.Lock()
+        self._patience_seconds = 0.0
         self._config_refused = False
         self._config_read_unix_seconds: float | None = None
 
@@ -68,35 +69,40 @@ class NodeWatch:
     def configure(
         self,
         *,
-        gpus: Callable[[], GpuSource] | None,
+        gpus: GpuSource | None,
         servers: tuple[WatchedServer, ...],
         options: ViewOptions,
         interval_seconds: float,
     ) -> None:
         """Watch exactly these sources from now on; those already watched keep their history.
 
+        Nothing here can fail, so a configuration is taken over whole or, by the caller, not at
+        all. Called by one thread at a time.
+
         Args:
-            gpus: Opens the GPU source; ``None`` watches no GPU.
+            gpus: The node's GPUs; ``None`` watches none.
             servers: Every vLLM server, by unique key.
             options: How engines are judged.
             interval_seconds: Seconds from one poll of a source to the next.
         """
-        with self._configuring:
-            self._configure_gpus(gpus, interval_seconds)
-            kept: dict[str, ServerWatch] = {}
-            for server in servers:
-                kept[server.key] = self._watch_server(server, options)
-            gone = {key: watch for key, watch in self._servers.items() if key not in kept}
-            self._servers = kept
-            for key, watch in gone.items():
-                self._schedule.remove(key)
-                watch.source.close()
-            for key, watch in kept.items():
-                self._schedule.add(
-                    key, self._polling(key, watch.poll), interval_seconds=interval_seconds
-                )
-            self._config_refused = False
-            self._config_read_unix_seconds = time.time()
+        before = {_GPUS} & self._names() | set(self._servers)
+        kept = {server.key: self._watch_server(server, options) for server in servers}
+        # One reference each, swapped whole: a snapshot taken meanwhile sees the old or the new.
+        gone, self._servers = self._servers, kept
+        self._gpus = self._watch_gpus(gpus)
+        polls = {key: watch.poll for key, watch in kept.items()}
+        if self._gpus is not None:
+            polls[_GPUS] = self._gpus.poll
+        for name in before - polls.keys():
+            self._schedule.remove(name)
+        for key in gone.keys() - kept.keys():
+            gone[key].source.close()
+        for name, poll in polls.items():
+            run = self._polling(name, poll)
+            self._schedule.add(name, run, interval_seconds=interval_seconds)
+        self._patience_seconds = 2 * interval_seconds
+        self._config_refused = False
+        self._config_read_unix_seconds = time.time()
         self._publisher.report(_CONFIGURATION)
 
     def refuse_config(self) -> None:
@@ -106,9 +112,11 @@ class NodeWatch:
 
     def snapshot(self) -> Snapshot:
         """Return the latest outcome of every source as one picture."""
-        gpu_outcome = self._gpus.outcome if self._gpus else None
+        gpus = self._gpus
+        gpu_outcome = gpus.outcome if gpus else None
         reading = gpu_outcome.reading if gpu_outcome else None
-        outcomes = [watch.outcome for watch in self._servers.values()]
+        latest = time.monotonic() - self._patience_seconds
+        outcomes = [watch.outcome_unless_stuck(latest) for watch in self._servers.values()]
         return Snapshot(
             sources=(
                 *(gpu_outcome.health if gpu_outcome else ()),
@@ -133,28 +141,25 @@ class NodeWatch:
     def _watch_server(self, server: WatchedServer, options: ViewOptions) -> ServerWatch:
         watch = self._servers.get(server.key)
         if watch is None:
-            watch = ServerWatch(server.source(), facts=server.facts, options=options)
-        elif self._connections[server.key] != server.connection:
+            watch = ServerWatch(server.source, facts=server.facts, options=options)
+        elif self._connections[server.key] == server.connection:
+            server.source.close()
+        else:
             watch.source.close()
-            watch.source = server.source()
+            watch.source = server.source
         self._connections[server.key] = server.connection
         watch.facts, watch.options = server.facts, options
         return watch
 
-    def _configure_gpus(
-        self, gpus: Callable[[], GpuSource] | None, interval_seconds: float
-    ) -> None:
-        if gpus is None:
-            if self._gpus is not None:
-                self._schedule.remove(_GPUS)
-                self._gpus.source.close()
-            self._gpus = None
-            return
-        if self._gpus is None:
-            self._gpus = GpuWatch(gpus())
-        self._schedule.add(
-            _GPUS, self._polling(_GPUS, self._gpus.poll), interval_seconds=interval_seconds
-        )
+    def _watch_gpus(self, gpus: GpuSource | None) -> GpuWatch | None:
+        watch = self._gpus or self._resting_gpus
+        if watch is not None and gpus is not None and watch.source is gpus:
+            return watch
+        if watch is not None:
+            watch.source.close()
+        # Switched off and on again by reloads, the GPUs keep what was counted of them.
+        self._resting_gpus = watch if gpus is None else None
+        return None if gpus is None else GpuWatch(gpus)
 
     def _polling(self, name: str, poll: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kvheadroom.live.engine_view import (
@@ -13,7 +13,7 @@ from kvheadroom.live.engine_view import (
     view_engine,
 )
 from kvheadroom.live.snapshot import ServerView
-from kvheadroom.poll.health import attempt, failed, succeeded, unpolled
+from kvheadroom.poll.health import Failed, attempt, failed, succeeded, unpolled
 from kvheadroom.readings import ServerReading, SourceHealth
 
 
@@ -67,24 +67,48 @@ class ServerWatch:
         self.facts = facts
         self.options = options
         self.outcome = ServerOutcome(unpolled("vllm", source.target))
+        self._began_monotonic_seconds: float | None = None
         self._pasts: dict[str, EnginePast] = {}
+
+    def outcome_unless_stuck(self, since_monotonic_seconds: float) -> ServerOutcome:
+        """Return the outcome, or say down while a poll hangs that began before that moment.
+
+        Every read has a deadline, so this is for what nobody thought of: what is old is not
+        served as live.
+        """
+        began = self._began_monotonic_seconds
+        if began is None or began >= since_monotonic_seconds:
+            return self.outcome
+        detail = "the poll in progress does not end"
+        stuck = replace(self.outcome.health, up=False, reason="timeout", detail=detail)
+        return ServerOutcome(stuck)
 
     def poll(self) -> None:
         """Read the server once and swap the outcome; never raises."""
-        reading, error, seconds = attempt(self._read)
-        health = self.outcome.health
-        if error is not None or reading is None:
-            reason, detail = (error.reason, str(error)) if error else ("internal", "no reading")
-            self.outcome = ServerOutcome(failed(health, reason, detail, seconds))
-            return
-        server, engines = reading
-        self.outcome = ServerOutcome(succeeded(health, seconds), server, engines)
+        self._began_monotonic_seconds = time.monotonic()
+        try:
+            self._poll()
+        finally:
+            self._began_monotonic_seconds = None
+
+    def _poll(self) -> None:
+        health, result = self.outcome.health, attempt(self._read)
+        seconds = result.duration_seconds
+        if isinstance(result, Failed):
+            down = failed(health, result.error.reason, str(result.error), seconds)
+            self.outcome = ServerOutcome(down)
+        else:
+            server, engines = result.reading
+            self.outcome = ServerOutcome(succeeded(health, seconds), server, engines)
 
     def _read(self) -> tuple[ServerView, tuple[EngineView, ...]]:
         reading = self.source.read()
         at_seconds = time.monotonic()
         facts = self.facts(reading)
         views: list[EngineView] = []
+        # A rank that is away comes back with its history; one that stays away is forgotten.
+        oldest = at_seconds - self.options.traffic_window_seconds
+        pasts = {rank: past for rank, past in self._pasts.items() if past.read_at_seconds >= oldest}
         for engine in reading.engines:
             view, past = view_engine(
                 engine,
@@ -96,7 +120,8 @@ class ServerWatch:
                 at_seconds=at_seconds,
             )
             views.append(view)
-            self._pasts[engine.rank] = past
+            pasts[engine.rank] = past
+        self._pasts = pasts
         server = ServerView(
             target=self.source.target,
             silent=reading.silent,
