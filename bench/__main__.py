@@ -1,4 +1,4 @@
-"""``python -m bench [NAME…]``: run every benchmark, or those named; exit 1 when a limit is missed."""
+"""``python -m bench [NAME…]``: run all benchmarks, or those named; exit 1 on a missed limit."""
 
 import importlib
 import sys

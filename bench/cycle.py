@@ -86,7 +86,9 @@ def _growth_over_polls(urls: list[str]) -> Figure:
     finally:
         process.terminate()
         process.join()
-    what = f"memory grown from poll {WARM_POLLS:,} to {POLLS:,}, over {len(urls)} engines, no GPU"
+    what = (
+        f"memory grown from poll {WARM_POLLS:,} to {POLLS:,}, {len(urls)} engines in turn, no GPU"
+    )
     return Figure(what, last_mib - warm_mib, "MiB", at_most=1)
 
 
@@ -163,8 +165,10 @@ def _serve_page(ports: "multiprocessing.Queue[int]") -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/plain")
             self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            # The exporter is ended with polls under way.
+            with contextlib.suppress(ConnectionError):
+                self.end_headers()
+                self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
