@@ -37,44 +37,52 @@ def exporter(vllm: RealVllm) -> Iterator[Exporter]:
 def test_an_idle_server(vllm: RealVllm, exporter: Exporter) -> None:
     """Blocks, tokens and bytes are what vLLM logged; all but the null block are free."""
     engine = f"{vllm.target}/0"
-    exporter.wait_for("headroom_requests", (BLOCKS - 1) // 8, engine=engine, context="1024")
+    # The model's folder is found through /v1/models, on this very machine.
+    exporter.wait_for("kv_capacity_bytes", BLOCKS * BYTES_PER_BLOCK, engine=engine)
 
+    assert exporter.value("headroom_requests", engine=engine, context="1024") == 199 // 8
     tokens = exporter.value("kv_capacity_tokens", engine=engine, source="engine")
     assert tokens == vllm.logged_tokens() == BLOCKS * BLOCK_TOKENS
     assert exporter.value("kv_capacity_blocks", engine=engine) == BLOCKS
     assert exporter.value("headroom_blocks", engine=engine) == BLOCKS - 1
-    # The model's folder is found through /v1/models, on this very machine.
-    assert exporter.value("kv_capacity_bytes", engine=engine) == BLOCKS * BYTES_PER_BLOCK
     assert exporter.value("headroom_context_tokens", engine=engine, context="max") == MAX_MODEL_LEN
     assert exporter.value("endpoint_up", target=vllm.target, endpoint="/v1/models") == 1
 
 
 def test_a_preempting_server(vllm: RealVllm, exporter: Exporter) -> None:
-    """At each step ours equal the page fetched around them; preemption is reported late."""
+    """What we say at any moment is what vLLM's own page said within the last two polls."""
     engine = f"{vllm.target}/0"
     load = vllm.start_load(requests=40, prompt_tokens=300, output_tokens=1500)
     deadline = time.monotonic() + 150
-    compared = 0
+    running_seen: set[float] = set()
     while time.monotonic() < deadline:
-        before = vllm.page()
-        time.sleep(2.2)  # two polls of ours
+        pages = pages_during(vllm, seconds=2.2)  # two polls of ours
         running = exporter.value("engine_requests_running", engine=engine)
         used = exporter.value("kv_used_ratio", engine=engine)
-        after = vllm.page()
-        low, high = sorted(reported(page, "num_requests_running") for page in (before, after))
-        assert running is not None
+        pages += pages_during(vllm, seconds=0.1)
+
+        assert running in {reported(page, "num_requests_running") for page in pages}
+        usage = [reported(page, "kv_cache_usage_perc") for page in pages]
         assert used is not None
-        # The server moves on between the two pages; ours was read between them.
-        if low == high and low > 0:
-            assert running == low
-            compared += 1
-        if reported(after, "num_preemptions_total") > 0:
+        assert min(usage) <= used <= max(usage)
+        running_seen.add(running)
+        if reported(pages[-1], "num_preemptions_total") > 0:
             break
     load.wait(240)
 
     assert not load.failed
-    assert compared > 0, "no two pages agreed, so nothing was compared"
+    assert len(running_seen) > 3, "the load never rose and fell"
     assert reported(vllm.page(), "num_preemptions_total") > 0, "the load never overran the pool"
+
+
+def pages_during(vllm: RealVllm, seconds: float) -> list[str]:
+    """Every page of vLLM's own, fetched as fast as one core allows."""
+    until = time.monotonic() + seconds
+    pages = [vllm.page()]
+    while time.monotonic() < until:
+        time.sleep(0.02)
+        pages.append(vllm.page())
+    return pages
 
 
 def test_a_server_after_load(vllm: RealVllm, exporter: Exporter) -> None:
