@@ -196,6 +196,75 @@ def check_health(url: str) -> int:
     return _EXIT_FAILED
 
 
+@main.command()
+@click.option("--gpu", required=True, help="Its memory (12GiB), or a name such as h100.")
+@click.option(
+    "--serve",
+    multiple=True,
+    help="A server's command line, 'vllm serve …'; repeatable, in the order of their start.",
+)
+@click.option(
+    "--model-config", "model_configs", multiple=True, help="config.json: PATH or MODEL=PATH."
+)
+@click.option("--weights", multiple=True, help="Pin the weights: once, or once per server.")
+@click.option("--activation", multiple=True, help="Pin the activation peak.")
+@click.option("--non-torch", multiple=True, help="Pin memory outside the tensor library.")
+@click.option("--cuda-graphs", multiple=True, help="Pin what is set aside for graphs.")
+@click.option("--context-memory", multiple=True, help="Pin the CUDA context, outside the share.")
+@click.option(
+    "--startup-log",
+    "startup_logs",
+    multiple=True,
+    help="What an earlier start printed replaces estimates: once, or once per server.",
+)
+@click.option("--reserved", help="What a desktop or another tenant holds.")
+@click.option("--vllm-version", default="0.32.0", show_default=True)
+@click.option("--context", help="Count requests of this many tokens (8K).")
+@click.option("--requests", type=click.IntRange(min=1), help="How many should be resident at once.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@click.option("--check", is_flag=True, help="Exit 1 if it does not fit.")
+def plan(requests: int | None, as_json: bool, check: bool, **given: Any) -> int:  # noqa: ANN401
+    """Say whether servers fit on one GPU, what binds, and what to change."""
+    import json  # noqa: PLC0415
+
+    from kvheadroom.plan import plan_text  # noqa: PLC0415
+    from kvheadroom.plan_command import PlanFlags, plan_from  # noqa: PLC0415
+
+    made = plan_from(PlanFlags(**given))
+    if as_json:
+        click.echo(json.dumps(plan_text.as_record(made, requests=requests)))
+    else:
+        click.echo(plan_text.as_text(made, requests=requests), nl=False)
+    return _EXIT_FAILED if check and not made.fits else 0
+
+
+@main.command("explain-log")
+@click.argument("log", metavar="FILE|-")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+def explain_log(log: str, as_json: bool) -> None:
+    """Say what a vLLM startup log holds: did it start, why not, what takes the memory."""
+    from kvheadroom.plan import explain_log as plan  # noqa: PLC0415
+
+    explanation = plan.explain_file(log)
+    click.echo(plan.as_json(explanation) if as_json else plan.as_text(explanation), nl=False)
+
+
+@main.command()
+@click.option(
+    "--batch",
+    required=True,
+    metavar="FILE|-",
+    help="Questions, one JSON object a line: config or path, args, available_bytes, vllm_version, "
+    "gpu. The answers come in the same order.",
+)
+def capacity(batch: str) -> None:
+    """Say what vLLM would allocate: blocks, tokens, concurrency, weights, or why it refuses."""
+    from kvheadroom.plan.batch import answer_file  # noqa: PLC0415
+
+    for line in answer_file(batch):
+        click.echo(line)
+
+
 @main.command("metrics-doc")
 @click.option(
     "--format",

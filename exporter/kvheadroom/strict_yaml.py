@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,23 +21,41 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Record = TypeVar("Record", bound=FileRecord)
 
 
+def load_mapping(path: Path) -> Mapping[str, Any]:
+    """Return the mapping that the YAML file at *path* holds; an empty file is an empty one.
+
+    Raises:
+        ConfigError: The file cannot be read, is not YAML, or holds something else.
+    """
+    data = _load(path)
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: holds no mapping of keys to values")
+    return {str(key): value for key, value in data.items()}
+
+
 def load_record(path: Path, record: type[Record]) -> Record:
     """Return the *record* that the YAML file at *path* holds; an empty file is all defaults.
 
     Raises:
         ConfigError: The file cannot be read, is not YAML, or does not fit *record*.
     """
+    data = _load(path)
     try:
-        data = yaml.load(path.read_bytes(), Loader=_StrictLoader)  # noqa: S506  (it is a safe one)
+        return msgspec.convert({} if data is None else data, record)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {_explain(str(error), record)}") from error
+
+
+def _load(path: Path) -> Any:  # noqa: ANN401  (YAML holds anything)
+    try:
+        return yaml.load(path.read_bytes(), Loader=_StrictLoader)  # noqa: S506  (it is a safe one)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # A ValueError is a date that is none, or text that is not UTF-8.
         raise ConfigError(f"{path}: not YAML: {_one_line(error)}") from error
-    try:
-        return msgspec.convert({} if data is None else data, record)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_explain(str(error), record)}") from error
 
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -13,6 +13,19 @@ _DURATION_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 
 _DURATION: Final = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h|d)", re.ASCII)
 _LENGTH_FACTOR: Final = {"": 1, "k": 1000, "K": KIB, "m": 1000**2, "M": MIB}
 _LENGTH: Final = re.compile(r"(\d{1,12})([kKmM]?)", re.ASCII)
+_BYTES: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB|)", re.ASCII)
+_BYTE_FACTOR: Final = {
+    "": 1,
+    "B": 1,
+    "KiB": KIB,
+    "MiB": MIB,
+    "GiB": GIB,
+    "TiB": 1024 * GIB,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
 _LONGEST_SECONDS: Final = 366 * 86400.0
 
 
@@ -42,6 +55,18 @@ def parse_token_count(text: str) -> int:
     if tokens <= 0:
         raise ConfigError(f"not a number of tokens: {text!r} (write 8192, 8K = 8192 or 8k = 8000)")
     return tokens
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes in ``12GiB``, ``800MiB``, ``24GB`` (decimal) or ``7516192768``.
+
+    Raises:
+        ConfigError: Not an amount of memory.
+    """
+    match = _BYTES.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"not an amount of memory: {text!r} (write 12GiB, 800MiB or 24GB)")
+    return round(float(match[1]) * _BYTE_FACTOR[match[2]])
 
 
 def format_bytes(count: float) -> str:

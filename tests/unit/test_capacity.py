@@ -1,13 +1,23 @@
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from kvheadroom.engine.versions import Version, parse_version
 from kvheadroom.live.capacity import Capacity, engine_capacity
-from kvheadroom.model.attention import FullAttention
+from kvheadroom.model.config import read_model
+from kvheadroom.model.layers import ModelLayers
 
 GIB = 1024**3
-QWEN3_8B = FullAttention("Qwen3ForCausalLM", 36, 8, 128, "bfloat16", quantized_kv=False)
+SERVERS = Path(__file__).parent.parent / "evidence" / "real-servers"
+QWEN3_8B = read_model(
+    {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "hidden_size": 4096, "max_position_embeddings": 40960, "torch_dtype": "bfloat16",
+    }
+)  # fmt: skip
 
 
 def capacity(
@@ -16,7 +26,7 @@ def capacity(
     engines: int = 1,
     version: Version | None = (0, 32, 0),
     max_model_len: int | None = None,
-    shape: FullAttention | None = None,
+    layers: ModelLayers | None = None,
     tensor_parallel: int = 1,
 ) -> Capacity:
     found = engine_capacity(
@@ -24,7 +34,7 @@ def capacity(
         engines=engines,
         version=version,
         max_model_len=max_model_len,
-        shape=shape,
+        layers=layers,
         tensor_parallel=tensor_parallel,
     )
     assert found is not None
@@ -102,7 +112,7 @@ def test_blocks_not_reported_yet_are_unknown() -> None:
     """num_gpu_blocks="None" is what a server shows before its engine has started."""
     pool = engine_capacity(
         {"num_gpu_blocks": "None", "block_size": "16"},
-        engines=1, version=None, max_model_len=None, shape=None,
+        engines=1, version=None, max_model_len=None, layers=None,
     )  # fmt: skip
 
     assert pool is None
@@ -123,7 +133,7 @@ def test_older_versions_tokens_match_their_logs(version: str, tokens: int) -> No
     """Real 0.10.2 and 0.11.0 servers log 20,480 tokens for 160 blocks of 128."""
     labels = {"num_gpu_blocks": "160", "block_size": "128"}
 
-    pool = capacity(labels, version=parse_version(version), max_model_len=2048, shape=QWEN3_8B)
+    pool = capacity(labels, version=parse_version(version), max_model_len=2048, layers=QWEN3_8B)
 
     assert (pool.tokens, pool.tokens_source) == (tokens, "computed")
 
@@ -154,7 +164,7 @@ def test_qwen3_8b_bytes_are_what_vllm_allocates(
     """In 20 GiB vLLM 0.32's allocator makes 9,102 blocks in bf16 and 18,204 in fp8."""
     labels = {"num_gpu_blocks": str(blocks), "block_size": "16", "cache_dtype": dtype}
 
-    pool = capacity(labels, shape=QWEN3_8B)
+    pool = capacity(labels, layers=QWEN3_8B)
 
     assert pool.bytes_per_block == bytes_per_block
     assert 20 * GIB // bytes_per_block == blocks
@@ -164,19 +174,53 @@ def test_heads_are_copied_beyond_their_number() -> None:
     """Eight KV heads on sixteen ranks: every rank keeps one, twice the bytes in all."""
     labels = {"num_gpu_blocks": "100", "block_size": "16", "cache_dtype": "auto"}
 
-    pool = capacity(labels, shape=QWEN3_8B, tensor_parallel=16)
+    pool = capacity(labels, layers=QWEN3_8B, tensor_parallel=16)
 
     assert pool.bytes_per_block == 2 * 2_359_296
 
 
-def test_bytes_are_unknown_when_layers_are_left_out_of_the_cache_dtype() -> None:
-    """Skipped layers have pages of another size."""
+def test_layers_left_out_of_the_cache_dtype_cost_more() -> None:
+    """Two layers that keep 16 bits make every block dearer than 36 layers of 8."""
     labels = {
         "num_gpu_blocks": "100", "block_size": "16", "cache_dtype": "fp8",
         "kv_cache_dtype_skip_layers": "['0', '1']",
     }  # fmt: skip
 
-    assert capacity(labels, shape=QWEN3_8B).bytes_per_block is None
+    per_block = capacity(labels, layers=QWEN3_8B).bytes_per_block
+
+    assert per_block is not None
+    assert per_block > 1_179_648
+
+
+def test_an_unreadable_list_of_layers_leaves_the_bytes_unknown() -> None:
+    """Better no bytes than those of other layers."""
+    labels = {
+        "num_gpu_blocks": "100", "block_size": "16", "cache_dtype": "fp8",
+        "kv_cache_dtype_skip_layers": "<object>",
+    }  # fmt: skip
+
+    assert capacity(labels, layers=QWEN3_8B).bytes_per_block is None
+
+
+def test_a_hybrid_whose_model_is_known_answers_every_length() -> None:
+    """The real tiny Gemma 3: its own rules reproduce the 101 blocks, so shorter requests too."""
+    config = json.loads((SERVERS / "0.32.0-gemma3" / "config.json").read_text())
+
+    pool = capacity(TINY_GEMMA3, max_model_len=2048, layers=read_model(config))
+
+    assert pool.bytes_per_block is not None
+    short, long = pool.blocks_for(256), pool.blocks_for(2048)
+    assert short is not None
+    assert long is not None
+    assert 0 < short < long <= 101
+
+
+def test_a_model_that_does_not_agree_is_not_believed() -> None:
+    """A config.json of another model would give other bytes, with full confidence."""
+    pool = capacity(TINY_GEMMA3, max_model_len=2048, layers=QWEN3_8B)
+
+    assert pool.bytes_per_block is None
+    assert pool.tokens == 2_636
 
 
 def test_a_request_longer_than_the_model_has_no_answer() -> None:

@@ -2,8 +2,22 @@ import pytest
 
 from kvheadroom.live.capacity import Capacity
 from kvheadroom.live.headroom import engine_headroom, free_blocks
+from kvheadroom.live.model_pool import model_pool
 from kvheadroom.live.traffic import TrafficLengths
+from kvheadroom.model.config import read_model
 
+# Four layers of two KV heads of 32 in bf16: 1,024 bytes a token.
+TINY_LLAMA = read_model(
+    {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 256,
+        "max_position_embeddings": 4096, "torch_dtype": "bfloat16",
+    }
+)  # fmt: skip
+LLAMA = model_pool(
+    TINY_LLAMA, {}, version=(0, 32, 0), blocks=200, block_tokens=128, max_model_len=2048,
+    full_request_blocks=16, tensor_parallel=1,
+)  # fmt: skip
 # A real vLLM 0.32.0: 200 blocks of 128 tokens for requests of up to 2,048.
 POOL = Capacity(
     layout="uniform",
@@ -13,7 +27,7 @@ POOL = Capacity(
     tokens_source="engine",
     max_model_len=2048,
     full_request_blocks=16,
-    bytes_per_block=131_072,
+    pool=LLAMA,
 )
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvheadroom.engine import versions
-from kvheadroom.engine.kv_pages import bytes_per_block, kv_element_bytes
 from kvheadroom.engine.versions import Version
-from kvheadroom.model.attention import FullAttention
+from kvheadroom.live.model_pool import ModelPool, model_pool
+from kvheadroom.model.layers import AttentionLayer, ModelLayers
 
 KvLayout = Literal[
     "uniform",  # every layer caches every token: blocks x block size is the capacity
@@ -34,7 +34,8 @@ class Capacity:
         tokens_source: Where *tokens* came from.
         max_model_len: Tokens of the longest request the engine admits.
         full_request_blocks: Blocks vLLM reserves for one request of *max_model_len* tokens.
-        bytes_per_block: Bytes of one block over all ranks.
+        pool: What the model's layers say of it; ``None`` while the model is not known, or does
+            not agree with what the engine reports.
     """
 
     layout: KvLayout
@@ -44,7 +45,12 @@ class Capacity:
     tokens_source: TokensSource | None = None
     max_model_len: int | None = None
     full_request_blocks: int | None = None
-    bytes_per_block: int | None = None
+    pool: ModelPool | None = None
+
+    @property
+    def bytes_per_block(self) -> int | None:
+        """Bytes of one block over all ranks."""
+        return None if self.pool is None else self.pool.bytes_per_block
 
     @property
     def usable_blocks(self) -> int:
@@ -65,6 +71,8 @@ class Capacity:
             return None
         if self.block_tokens is not None:
             return -(-context_tokens // self.block_tokens)
+        if self.pool is not None:
+            return self.pool.blocks_for(context_tokens)
         return self.full_request_blocks if context_tokens == self.max_model_len else None
 
 
@@ -74,7 +82,7 @@ def engine_capacity(
     engines: int,
     version: Version | None,
     max_model_len: int | None,
-    shape: FullAttention | None,
+    layers: ModelLayers | None,
     tensor_parallel: int = 1,
 ) -> Capacity | None:
     """Return the KV pool that ``cache_config_info`` labels describe.
@@ -84,7 +92,7 @@ def engine_capacity(
         engines: Engines on the page; newer versions report the sum of their blocks on each.
         version: The server's version; ``None`` is read as a recent one.
         max_model_len: From ``/v1/models``, tokens.
-        shape: The model, where its config.json is known and plain.
+        layers: The model, where its config.json is known.
         tensor_parallel: Ranks of the engine, for the bytes.
 
     Returns:
@@ -104,8 +112,23 @@ def engine_capacity(
     if tokens is not None and concurrency:
         max_model_len = max_model_len or _implied_max_model_len(tokens, concurrency)
     need = round(blocks / concurrency) if concurrency else None
+    trusted = _trusts_block_size(version, layers)
+    pool = None
+    if layers is not None:
+        pool = model_pool(
+            layers,
+            labels,
+            version=version,
+            blocks=blocks,
+            block_tokens=_whole(labels, "block_size") if trusted else None,
+            max_model_len=max_model_len,
+            full_request_blocks=need,
+            tensor_parallel=tensor_parallel,
+        )
+    # Since 0.31 the engine states what a full-attention block holds, context parallelism included.
+    stated = _whole(labels, "effective_attention_block_size") or _whole(labels, "block_size")
     layout, block_tokens = _layout(
-        labels, version=version, shape=shape, max_model_len=max_model_len, need=need
+        labels, stated if trusted else None, pool, max_model_len=max_model_len, need=need
     )
     source: TokensSource | None = "engine" if tokens is not None else None
     if tokens is None and block_tokens is not None:
@@ -121,7 +144,7 @@ def engine_capacity(
         tokens_source=source,
         max_model_len=max_model_len,
         full_request_blocks=need,
-        bytes_per_block=_bytes_per_block(labels, shape, block_tokens, tensor_parallel),
+        pool=pool,
     )
 
 
@@ -135,31 +158,45 @@ def _is_encoder(labels: Mapping[str, str], blocks: int) -> bool:
     return labels.get("is_attention_free") == "True" or (blocks == 1 and sizeless)
 
 
+def _trusts_block_size(version: Version | None, layers: ModelLayers | None) -> bool:
+    """Return whether the block size label is what the worker uses.
+
+    From 0.18 to 0.22 it is the front end's; for a model known to have plain attention only, both
+    are the same.
+    """
+    unsynced = version is not None and (
+        versions.BLOCK_SIZE_CHOSEN_BY_WORKER <= version < versions.BLOCK_SIZE_LABEL_SYNCED
+    )
+    return not unsynced or (layers is not None and _is_plain(layers))
+
+
+def _is_plain(layers: ModelLayers) -> bool:
+    return all(
+        isinstance(layer, AttentionLayer) and layer.window is None and layer.chunk is None
+        for block in layers.blocks
+        for layer in block
+    )
+
+
 def _layout(
     labels: Mapping[str, str],
+    block_tokens: int | None,
+    pool: ModelPool | None,
     *,
-    version: Version | None,
-    shape: FullAttention | None,
     max_model_len: int | None,
     need: int | None,
 ) -> tuple[KvLayout, int | None]:
     """Return the layout and, where it is (assumed) uniform, the tokens of one block."""
-    # Since 0.31 the engine states what a full-attention block holds, context parallelism included.
-    block_tokens = _whole(labels, "effective_attention_block_size") or _whole(labels, "block_size")
-    if block_tokens is None:
-        return "unknown", None
-    if need is not None and max_model_len is not None:
+    if need is not None and max_model_len is not None and block_tokens is not None:
         # The engine's own figures settle it: a uniform pool reserves exactly the request's blocks.
         uniform = need == -(-max_model_len // block_tokens)
         return ("uniform", block_tokens) if uniform else ("hybrid", None)
-    if shape is not None:
-        return "uniform", block_tokens
+    if pool is not None:
+        return ("uniform", block_tokens) if pool.is_uniform else ("hybrid", None)
+    if block_tokens is None:
+        return "unknown", None
     if _looks_recurrent(labels):
         return "hybrid", None
-    if version is not None and (
-        versions.BLOCK_SIZE_CHOSEN_BY_WORKER <= version < versions.BLOCK_SIZE_LABEL_SYNCED
-    ):
-        return "unknown", None
     return "assumed_uniform", block_tokens
 
 
@@ -168,28 +205,6 @@ def _looks_recurrent(labels: Mapping[str, str]) -> bool:
         labels.get("mamba_cache_mode", "none") not in {"none", "None"}
         or labels.get("mamba_block_size", "None") != "None"
         or labels.get("mamba_page_size_padded", "None") != "None"
-    )
-
-
-def _bytes_per_block(
-    labels: Mapping[str, str],
-    shape: FullAttention | None,
-    block_tokens: int | None,
-    tensor_parallel: int,
-) -> int | None:
-    if shape is None or block_tokens is None:
-        return None
-    # A layer left out of the cache dtype has a page of another size.
-    if labels.get("kv_cache_dtype_skip_layers", "[]") not in {"[]", "None"}:
-        return None
-    element_bytes = kv_element_bytes(shape, labels.get("cache_dtype", "auto"))
-    if element_bytes is None:
-        return None
-    return bytes_per_block(
-        shape,
-        block_tokens=block_tokens,
-        element_bytes=element_bytes,
-        tensor_parallel=tensor_parallel,
     )
 
 

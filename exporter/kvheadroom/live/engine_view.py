@@ -9,7 +9,7 @@ from kvheadroom.live.capacity import Capacity, engine_capacity
 from kvheadroom.live.counters import RunningTotal
 from kvheadroom.live.headroom import Headroom, engine_headroom
 from kvheadroom.live.traffic import TrafficLengths, TrafficWindow, lengths, observe
-from kvheadroom.model.attention import FullAttention
+from kvheadroom.model.layers import ModelLayers
 from kvheadroom.readings import EngineReading, ServerReading
 
 
@@ -19,12 +19,12 @@ class EngineFacts:
 
     Attributes:
         name: Configured name; ``None`` names engines by address.
-        shape: The model's attention, where its config.json is known and plain.
+        layers: The model, where its config.json is known.
         tensor_parallel: Ranks of one engine.
     """
 
     name: str | None = None
-    shape: FullAttention | None = None
+    layers: ModelLayers | None = None
     tensor_parallel: int = 1
 
 
@@ -186,7 +186,7 @@ def _capacity(
         engines=engines,
         version=parse_version(server.vllm_version),
         max_model_len=server.max_model_len,
-        shape=facts.shape,
+        layers=facts.layers,
         tensor_parallel=facts.tensor_parallel,
     )
 

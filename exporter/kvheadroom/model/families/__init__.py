@@ -1,0 +1,1 @@
+"""How each family of models lays out what its layers keep."""

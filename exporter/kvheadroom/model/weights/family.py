@@ -1,0 +1,100 @@
+"""What a class of models is made of, and how pipeline stages share its two ends."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from kvheadroom.model.weights.fields import Fields
+from kvheadroom.model.weights.parts import (
+    Block,
+    Part,
+    Ranks,
+    norm,
+    vocabulary,
+)
+
+Extra = Callable[[Fields, Ranks], list[Part]]
+"""Parameters outside the layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where a class puts what stands before and after its layers, when stages divide them.
+
+    Attributes:
+        embedding: Stage of the embedding; ``tied_last`` adds a copy on the last stage when the
+            output head is that embedding.
+        head: Stage of an output head of its own; ``none`` for a class without one.
+        norm: Stage of the last normalization.
+        norm_bias: That normalization shifts, too.
+        head_bias: The head has a bias.
+        always_tied: The class has no head of its own whatever the config says.
+    """
+
+    embedding: Literal["first", "tied_last", "every", "none"] = "tied_last"
+    head: Literal["last", "every", "none"] = "last"
+    norm: Literal["last", "every", "none"] = "last"
+    norm_bias: bool = False
+    head_bias: bool = False
+    always_tied: bool = False
+
+    def parts(self, c: Fields, r: Ranks, *, first: bool, last: bool) -> list[Part]:
+        """Return the parameters of one stage's ends."""
+        tied = self.always_tied or c.tied
+        stages = {"every": True, "first": first, "last": last, "none": False}
+        stages["tied_last"] = first or (tied and last)
+        parts: list[Part] = []
+        if stages[self.embedding]:
+            parts.append(vocabulary(r, _rows(c), c.hidden))
+        if stages[self.head] and not tied:
+            parts.append(vocabulary(r, _rows(c), c.hidden, bias=self.head_bias))
+        if stages[self.norm]:
+            parts.append(norm(c.hidden, bias=self.norm_bias))
+        return parts
+
+
+EVERY_STAGE: Final = Ends(embedding="every", head="every", norm="every")
+"""Of the classes that do not look at their stage: each stage holds both ends."""
+
+
+def _rows(c: Fields) -> int:
+    return c.whole("padded_vocab_size", "vocab_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the parameters of one class follow from its config.
+
+    Attributes:
+        block: The parameters of one layer.
+        ends: Embedding, last norm and output head.
+        defaults: What the class assumes for a field the file leaves out.
+        every: More parameters on every stage.
+        tower: An encoder of other modalities, on every stage, from the whole config.
+        nested: The language model's fields are in ``text_config`` where there is one.
+        staged: Stages divide the layers; otherwise each holds all of them.
+        layers: Names of the field that counts the layers.
+    """
+
+    block: Block
+    ends: Ends = Ends()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    every: Extra | None = None
+    tower: Extra | None = None
+    nested: bool = False
+    staged: bool = True
+    layers: tuple[str, ...] = ("num_hidden_layers", "n_layer", "num_layers")
+
+
+def stage_layers(layers: int, stages: int, stage: int) -> range:
+    """Return the layers of one pipeline stage.
+
+    Source:
+        vLLM 0.32 gives the layers that are left over to the last stages but the very last.
+    """
+    base, left = divmod(layers, stages)
+    counts = [base] * stages
+    for back in range(2, left + 2):
+        counts[-back] += 1
+    start = sum(counts[:stage])
+    return range(start, start + counts[stage])

@@ -1,0 +1,186 @@
+"""From a config.json to the bytes of weights on each pipeline stage."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from kvheadroom.errors import ModelConfigError
+from kvheadroom.model.weights.family import Family, stage_layers
+from kvheadroom.model.weights.fields import Fields
+from kvheadroom.model.weights.parts import (
+    CacheScales,
+    Experts,
+    Linear,
+    Part,
+    Ranks,
+    Tensor,
+)
+from kvheadroom.model.weights.quantization import Quantization, read_quantization
+from kvheadroom.model.weights.registry import FAMILIES
+from kvheadroom.model.weights.tiles import padded
+
+_DTYPE_BYTES: Final[Mapping[str, int]] = {
+    "float32": 4,
+    "float": 4,
+    "float16": 2,
+    "half": 2,
+    "bfloat16": 2,
+}
+# Their activations overflow float16: GPUs without bfloat16 load them as float32.
+_NOT_IN_FLOAT16: Final = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
+_FIRST_WITH_BFLOAT16: Final = (8, 0)
+
+
+def weights_bytes(
+    config: Mapping[str, Any],
+    *,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    data_parallel: int = 1,
+    expert_parallel: bool = False,
+    dtype: str | None = None,
+    quantization: str | None = None,
+    capability: tuple[int, int] | None = None,
+) -> tuple[int, ...]:
+    """Return the bytes of parameters on one rank of every pipeline stage, first stage first.
+
+    Args:
+        config: A parsed config.json.
+        tensor_parallel: Ranks the matrices are divided over.
+        pipeline_parallel: Stages the layers are divided over.
+        data_parallel: Engines; only experts are divided over them.
+        expert_parallel: Ranks hold whole experts instead of a piece of each.
+        dtype: ``--dtype``; ``None`` or ``auto`` follows vLLM's rule for the checkpoint's dtype.
+        quantization: ``--quantization``; ``None`` follows the checkpoint.
+        capability: Compute capability of the GPU; some kernels pad experts to their tiles.
+
+    Raises:
+        ModelConfigError: The class or the quantization is not known, a field is missing, or the
+            ranks do not divide the model.
+
+    Source:
+        Parameters as vLLM 0.32's model classes create them; buffers and what kernels add after
+        loading are not in it.
+    """
+    key = json.dumps(config, sort_keys=True, default=str)
+    return _cached(
+        key,
+        tensor_parallel,
+        pipeline_parallel,
+        data_parallel,
+        expert_parallel,
+        dtype,
+        quantization,
+        capability,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _cached(
+    text: str,
+    tensor: int,
+    stages: int,
+    data: int,
+    expert_parallel: bool,
+    dtype: str | None,
+    quantization: str | None,
+    capability: tuple[int, int] | None,
+) -> tuple[int, ...]:
+    config = json.loads(text)
+    family, fields = _family(config)
+    together = tensor * data
+    ranks = Ranks(tensor, together if expert_parallel else 1, 1 if expert_parallel else together)
+    storage = Storage(
+        read_quantization(config, quantization),
+        _element_bytes(config, dtype, capability),
+        capability,
+    )
+    layers = fields.layers(*family.layers)
+    if not 0 < stages <= layers:
+        raise ModelConfigError(f"{fields.architecture}: {stages} stages for {layers} layers")
+    model = _Model(family, config, fields, ranks, storage)
+    return tuple(_stage(model, layers, stages, stage) for stage in range(stages))
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How parameters become bytes.
+
+    Attributes:
+        method: The quantization.
+        element_bytes: Of the model's dtype.
+        capability: Of the GPU.
+    """
+
+    method: Quantization
+    element_bytes: int
+    capability: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    family: Family
+    config: Mapping[str, Any]
+    fields: Fields
+    ranks: Ranks
+    storage: Storage
+
+
+def _family(config: Mapping[str, Any]) -> tuple[Family, Fields]:
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else "(none)"
+    family = FAMILIES.get(name)
+    if family is None:
+        raise ModelConfigError(
+            f"{name:.80} is not known: its layers' shapes would settle it "
+            "(attention, feed-forward, norms, biases)"
+        )
+    values = config
+    if family.nested and isinstance(config.get("text_config"), Mapping):
+        values = {"tie_word_embeddings": config.get("tie_word_embeddings"), **config["text_config"]}
+    return family, Fields(name, values, family.defaults)
+
+
+def _element_bytes(
+    config: Mapping[str, Any], dtype: str | None, capability: tuple[int, int] | None
+) -> int:
+    """Return the bytes of an element: float32 checkpoints are loaded with 16 bits unless asked."""
+    if dtype and dtype != "auto":
+        if dtype not in _DTYPE_BYTES:
+            raise ModelConfigError(f"--dtype {dtype:.40} is not one of {', '.join(_DTYPE_BYTES)}")
+        return _DTYPE_BYTES[dtype]
+    without_bfloat16 = capability is not None and capability < _FIRST_WITH_BFLOAT16
+    return 4 if without_bfloat16 and config.get("model_type") in _NOT_IN_FLOAT16 else 2
+
+
+def _stage(model: _Model, layers: int, stages: int, stage: int) -> int:
+    family, c, r = model.family, model.fields, model.ranks
+    parts = family.ends.parts(c, r, first=stage == 0, last=stage == stages - 1)
+    if family.every:
+        parts += family.every(c, r)
+    if family.tower and isinstance(model.config.get("vision_config"), Mapping):
+        parts += family.tower(Fields(c.architecture, model.config, family.defaults), r)
+    total = _bytes(parts, "", model.storage)
+    held = stage_layers(layers, stages, stage) if family.staged else range(layers)
+    for index in held:
+        total += _bytes(family.block(c, r, index), f"model.layers.{index}.", model.storage)
+    return total
+
+
+def _bytes(parts: Iterable[Part], prefix: str, storage: Storage) -> int:
+    total = 0
+    method, element = storage.method, storage.element_bytes
+    for part in parts:
+        match part:
+            case Linear():
+                total += method.linear_bytes(part, prefix, element)
+            case Experts():
+                held = padded(part, method.method, storage.capability)
+                total += method.expert_bytes(held, prefix, element)
+            case Tensor():
+                total += part.elements * (part.element_bytes or element)
+            case CacheScales():
+                total += method.scales_bytes(element)
+    return total

@@ -1,0 +1,134 @@
+"""Encoders that stand before a language model, and the models that have one."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from kvheadroom.model.weights.dense import DENSE
+from kvheadroom.model.weights.experts import EXPERTS
+from kvheadroom.model.weights.family import Extra, Family
+from kvheadroom.model.weights.fields import Fields
+from kvheadroom.model.weights.gemma import GEMMA3
+from kvheadroom.model.weights.hybrid import HYBRID
+from kvheadroom.model.weights.parts import (
+    Part,
+    Ranks,
+    Tensor,
+    column,
+    norm,
+    row,
+)
+
+
+def _block(r: Ranks, width: int, inner: int, *, gated: bool, norm_bias: bool) -> list[Part]:
+    """Return one layer of a vision transformer with biases everywhere."""
+    lead_in = (inner, inner) if gated else (inner,)
+    return [
+        column(r, "visual.attn.qkv", width, width, width, width, bias=True, quantizable=False),
+        row(r, "visual.attn.proj", width, width, bias=True, quantizable=False),
+        column(r, "visual.mlp.fc1", width, *lead_in, bias=True, quantizable=False),
+        row(r, "visual.mlp.fc2", inner, width, bias=True, quantizable=False),
+        norm(2 * width, bias=norm_bias),
+    ]
+
+
+def _merger(r: Ranks, inner: int, outputs: int) -> list[Part]:
+    """Return the two matrices that merge neighboring patches."""
+    return [
+        column(r, "visual.merger.fc1", inner, inner, bias=True, quantizable=False),
+        row(r, "visual.merger.fc2", inner, outputs, bias=True, quantizable=False),
+    ]
+
+
+def _patch(v: Fields, width: int) -> int:
+    channels = v.whole("in_channels", "in_chans", default=3)
+    return width * channels * v.whole("temporal_patch_size", default=2) * v.whole("patch_size") ** 2
+
+
+def _qwen2_5_tower(c: Fields, r: Ranks) -> list[Part]:
+    v = c.part("vision_config")
+    width, merged = v.hidden, v.hidden * v.whole("spatial_merge_size", default=2) ** 2
+    block = _block(r, width, v.whole("intermediate_size"), gated=True, norm_bias=False)
+    return [
+        Tensor(_patch(v, width) + width),
+        *block * v.layers("depth"),
+        *_merger(r, merged, v.whole("out_hidden_size")),
+    ]
+
+
+def _qwen3_tower(c: Fields, r: Ranks) -> list[Part]:
+    v = c.part("vision_config")
+    width, merged = v.hidden, v.hidden * v.whole("spatial_merge_size", default=2) ** 2
+    block = _block(r, width, v.whole("intermediate_size"), gated=False, norm_bias=True)
+    merger = _merger(r, merged, v.whole("out_hidden_size"))
+    deep = len(v.per_layer("deepstack_visual_indexes"))
+    return [
+        Tensor(_patch(v, width) + width),
+        Tensor(v.whole("num_position_embeddings") * width),
+        *block * v.layers("depth"),
+        *merger,
+        norm(width, bias=True),
+        *[*merger, norm(merged, bias=True)] * deep,
+    ]
+
+
+def _pixtral_tower(c: Fields, r: Ranks) -> list[Part]:
+    """Return Mistral's encoder and the projector that merges its patches."""
+    v = c.part("vision_config")
+    width, inner = v.hidden, v.whole("intermediate_size")
+    text, merge = c.part("text_config").hidden, c.whole("spatial_merge_size", default=2)
+    bias = c.says("multimodal_projector_bias")
+    block: list[Part] = [
+        column(r, "visual.qkv_proj", width, width, width, width, quantizable=False),
+        row(r, "visual.o_proj", width, width, quantizable=False),
+        column(r, "visual.gate_up_proj", width, inner, inner, quantizable=False),
+        row(r, "visual.down_proj", inner, width, quantizable=False),
+        norm(2 * width),
+    ]
+    return [
+        Tensor(width * 3 * v.whole("patch_size") ** 2 + width),
+        *block * v.layers("num_hidden_layers"),
+        norm(width),
+        Tensor(width * width * merge * merge),
+        column(r, "projector.linear_1", width, text, bias=bias, quantizable=False),
+        row(r, "projector.linear_2", text, text, bias=bias, quantizable=False),
+    ]
+
+
+def _siglip_tower(c: Fields, r: Ranks) -> list[Part]:
+    v = c.part("vision_config")
+    width, patch = v.hidden, v.whole("patch_size")
+    block = _block(r, width, v.whole("intermediate_size"), gated=False, norm_bias=True)
+    positions = (v.whole("image_size") // patch) ** 2
+    return [
+        Tensor(width * (3 * patch * patch + 1) + positions * width),
+        *block * v.layers("num_hidden_layers"),
+        norm(width, bias=True),
+        Tensor(width * c.part("text_config").hidden + width),
+    ]
+
+
+def _seeing(family: Family, tower: Extra, **defaults: object) -> Family:
+    """Return *family* with an encoder before it and its own fields nested."""
+    return replace(family, tower=tower, nested=True, defaults={**family.defaults, **defaults})
+
+
+_SIGLIP_DEFAULTS: Final = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "image_size": 896,
+    "patch_size": 14,
+}
+
+VISION: Final[Mapping[str, Family]] = {
+    "Qwen2_5_VLForConditionalGeneration": _seeing(DENSE["Qwen2ForCausalLM"], _qwen2_5_tower),
+    "Qwen3VLForConditionalGeneration": _seeing(DENSE["Qwen3ForCausalLM"], _qwen3_tower),
+    "Qwen3VLMoeForConditionalGeneration": _seeing(EXPERTS["Qwen3MoeForCausalLM"], _qwen3_tower),
+    "Qwen3_5ForConditionalGeneration": _seeing(HYBRID["Qwen3_5ForCausalLM"], _qwen3_tower),
+    "Qwen3_5MoeForConditionalGeneration": _seeing(HYBRID["Qwen3_5MoeForCausalLM"], _qwen3_tower),
+    "Mistral3ForConditionalGeneration": _seeing(DENSE["MistralForCausalLM"], _pixtral_tower),
+    "Gemma3ForConditionalGeneration": _seeing(
+        GEMMA3, _siglip_tower, vision_config=_SIGLIP_DEFAULTS
+    ),
+}

@@ -1,0 +1,209 @@
+"""Does it fit: the budget of one GPU that one or several vLLM servers are to share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvheadroom.engine import budget
+from kvheadroom.engine.budget import CardBudget, Demand, Estimate, InstanceBudget, exactly
+from kvheadroom.engine.capacity import Allocation, allocate, steady_requests
+from kvheadroom.engine.defaults import resolve_options
+from kvheadroom.engine.flags import ServeCommand
+from kvheadroom.engine.options import Device, EngineOptions
+from kvheadroom.engine.refusal import Refusal
+from kvheadroom.engine.request_bytes import request_bytes
+from kvheadroom.engine.versions import Version
+from kvheadroom.errors import ModelConfigError
+from kvheadroom.model.config import read_model
+from kvheadroom.model.facts import read_facts
+from kvheadroom.model.layers import ModelLayers
+from kvheadroom.model.weights import weights_bytes
+
+# From here on vLLM sets the graphs' estimate aside before it sizes the cache.
+_GRAPHS_SET_ASIDE: Final[Version] = (0, 20, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What is known better than by the table; ``None`` estimates."""
+
+    weights: Estimate | None = None
+    activation: Estimate | None = None
+    non_torch: Estimate | None = None
+    cuda_graphs: Estimate | None = None
+    context: Estimate | None = None
+
+    def over(self, other: "Pins") -> "Pins":
+        """Return these pins, with those of *other* where there is none."""
+        return Pins(
+            weights=self.weights or other.weights,
+            activation=self.activation or other.activation,
+            non_torch=self.non_torch or other.non_torch,
+            cuda_graphs=self.cuda_graphs or other.cuda_graphs,
+            context=self.context or other.context,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One server to plan for: what starts it, its model's config.json and what is known of it."""
+
+    name: str
+    command: ServeCommand
+    config: Mapping[str, Any]
+    pins: Pins
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedService:
+    """One server's place on the GPU.
+
+    Attributes:
+        name: What to call it.
+        options: Its settings, defaults filled in.
+        budget: Its memory.
+        outcome: What it allocates, or why it refuses; ``None`` for an encoder, which caches
+            nothing.
+        resident: Requests of the asked length that are resident at once; ``None`` without a
+            cache, or when it refuses.
+        request_bytes: The ideal payload of one such request, before blocks and padding; ``None``
+            where it has no simple form.
+    """
+
+    name: str
+    options: EngineOptions
+    budget: InstanceBudget
+    outcome: Allocation | Refusal | None
+    resident: int | None = None
+    request_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All servers on one GPU.
+
+    Attributes:
+        device: The GPU.
+        card: The sum of their memory.
+        services: Each of them, in the order of their start.
+        refused: Positions of those that find too little memory free at their start.
+        context_tokens: The length asked about.
+    """
+
+    device: Device
+    card: CardBudget
+    services: tuple[PlannedService, ...]
+    refused: tuple[int, ...]
+    context_tokens: int | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether every server starts, in this order."""
+        starts = all(not isinstance(service.outcome, Refusal) for service in self.services)
+        return starts and not self.refused and self.card.unallocated_bytes >= 0
+
+
+def make_plan(
+    device: Device,
+    services: Sequence[Service],
+    *,
+    version: Version,
+    context_tokens: int | None = None,
+    reserved_bytes: int = 0,
+) -> Plan:
+    """Return how *services* share one GPU.
+
+    Args:
+        device: The GPU; its total must be known.
+        services: The servers, in the order of their start.
+        version: vLLM's version.
+        context_tokens: Request length to count residents of; ``None`` counts each server's
+            longest.
+        reserved_bytes: What a desktop or another tenant holds.
+
+    Raises:
+        ConfigError: vLLM would refuse the flags.
+        ModelConfigError: A model is not known.
+    """
+    total_bytes = device.total_bytes or 0
+    prepared = [_prepare(service, device, version) for service in services]
+    card = budget.budget_card(
+        total_bytes, [demand for _, _, demand in prepared], reserved_bytes=reserved_bytes
+    )
+    planned = tuple(
+        _place(service.name, layers, options, instance, context_tokens)
+        for service, (layers, options, _), instance in zip(
+            services, prepared, card.instances, strict=True
+        )
+    )
+    refused = budget.fails_to_start(card, reserved_bytes=reserved_bytes)
+    return Plan(device, card, planned, refused, context_tokens)
+
+
+def _prepare(
+    service: Service, device: Device, version: Version
+) -> tuple[ModelLayers, EngineOptions, Demand]:
+    layers = read_model(service.config)
+    options = resolve_options(
+        service.command, read_facts(service.config), version=version, device=device
+    )
+    pins = service.pins
+    demand = Demand(
+        name=service.name,
+        utilization=options.gpu_memory_utilization,
+        kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        weights=_weights(service.config, options, pins),
+        activation=pins.activation or budget.ACTIVATION,
+        non_torch=pins.non_torch or budget.NON_TORCH,
+        cuda_graphs=pins.cuda_graphs or _graphs(options),
+        context=pins.context or budget.CONTEXT,
+        caches_kv=not layers.is_encoder,
+    )
+    return layers, options, demand
+
+
+def _weights(config: Mapping[str, Any], options: EngineOptions, pins: Pins) -> Estimate:
+    if pins.weights is not None:
+        return pins.weights
+    per_rank = weights_bytes(
+        config,
+        tensor_parallel=options.tensor_parallel,
+        pipeline_parallel=options.pipeline_parallel,
+        expert_parallel=options.expert_parallel,
+        data_parallel=options.data_parallel,
+        dtype=options.dtype,
+    )
+    # The stage with the most weights has the least left, and the least binds.
+    return exactly(max(per_rank), "computed")
+
+
+def _graphs(options: EngineOptions) -> Estimate:
+    set_aside = options.version >= _GRAPHS_SET_ASIDE and not options.enforce_eager
+    return budget.CUDA_GRAPHS if set_aside else budget.NO_BYTES
+
+
+def _place(
+    name: str,
+    layers: ModelLayers,
+    options: EngineOptions,
+    instance: InstanceBudget,
+    context_tokens: int | None,
+) -> PlannedService:
+    if layers.is_encoder:
+        return PlannedService(name, options, instance, None)
+    outcome = allocate(layers, options, max(0, instance.remainder.bytes))
+    if isinstance(outcome, Refusal):
+        return PlannedService(name, options, instance, outcome)
+    asked = context_tokens or outcome.max_model_len
+    # vLLM refuses a request that is longer than it was told to serve.
+    resident = steady_requests(outcome, asked) if asked <= outcome.max_model_len else 0
+    return PlannedService(
+        name, options, instance, outcome, resident, _payload(layers, options, asked)
+    )
+
+
+def _payload(layers: ModelLayers, options: EngineOptions, tokens: int) -> int | None:
+    try:
+        return request_bytes(layers, options, tokens)
+    except ModelConfigError:
+        return None

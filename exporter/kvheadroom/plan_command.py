@@ -1,0 +1,154 @@
+"""``kvheadroom plan``: flags and files into a plan."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from kvheadroom.engine.budget import Estimate, exactly
+from kvheadroom.engine.flags import ServeCommand, parse_serve_command
+from kvheadroom.engine.versions import Version, parse_version
+from kvheadroom.errors import ConfigError
+from kvheadroom.node.model_files import find_config, read_config
+from kvheadroom.plan.explain_log import explain_file
+from kvheadroom.plan.gpus import find_gpu
+from kvheadroom.plan.log_pins import pins_from_log
+from kvheadroom.plan.plan import Pins, Plan, Service, make_plan
+from kvheadroom.strict_yaml import load_mapping
+from kvheadroom.units import parse_bytes, parse_token_count
+
+# Configs that ship with the demo, by the last part of the model's name.
+_SHIPPED: Final = files("kvheadroom.demo") / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFlags:
+    """The command line of ``plan``; what is given once per server may be given once for all."""
+
+    gpu: str
+    serve: tuple[str, ...]
+    model_configs: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    activation: tuple[str, ...] = ()
+    non_torch: tuple[str, ...] = ()
+    cuda_graphs: tuple[str, ...] = ()
+    context_memory: tuple[str, ...] = ()
+    startup_logs: tuple[str, ...] = ()
+    reserved: str | None = None
+    vllm_version: str = "0.32.0"
+    context: str | None = None
+
+
+def plan_from(flags: PlanFlags) -> Plan:
+    """Return the plan that *flags* ask for.
+
+    Raises:
+        ConfigError: A flag, a file or a server's command cannot be used.
+        ModelConfigError: A model is not known.
+    """
+    if not flags.serve:
+        raise ConfigError('nothing to plan: give --serve "vllm serve MODEL …" at least once')
+    commands = [parse_serve_command(line, read_config=_read_yaml) for line in flags.serve]
+    configs = _configs(commands, flags.model_configs)
+    pins = _pins(flags, len(commands))
+    services = [
+        Service(name, command, config, pin)
+        for name, command, config, pin in zip(
+            _names(commands), commands, configs, pins, strict=True
+        )
+    ]
+    return make_plan(
+        find_gpu(flags.gpu),
+        services,
+        version=_version(flags.vllm_version),
+        context_tokens=parse_token_count(flags.context) if flags.context else None,
+        reserved_bytes=parse_bytes(flags.reserved) if flags.reserved else 0,
+    )
+
+
+def _read_yaml(path: str) -> Mapping[str, Any]:
+    return load_mapping(Path(path))
+
+
+def _version(text: str) -> Version:
+    version = parse_version(text)
+    if version is None:
+        raise ConfigError(f"not a version of vLLM: {text!r} (write 0.32.0)")
+    return version
+
+
+def _names(commands: Sequence[ServeCommand]) -> list[str]:
+    names: list[str] = []
+    for position, command in enumerate(commands, 1):
+        served = command.served_names or (command.model or f"server {position}",)
+        name = served[0].rstrip("/").rpartition("/")[2]
+        names.append(name if name not in names else f"{name} ({position})")
+    return names
+
+
+def _configs(commands: Sequence[ServeCommand], given: tuple[str, ...]) -> list[Mapping[str, Any]]:
+    """Return each server's config.json: given in order or as MODEL=PATH, found, or shipped."""
+    named = dict(text.split("=", 1) for text in given if "=" in text)
+    in_order = [text for text in given if "=" not in text]
+    if in_order and len(in_order) not in {1, len(commands)}:
+        raise ConfigError(
+            f"--model-config is given {len(in_order)} times for {len(commands)} servers: give it "
+            "once, once for each in their order, or as MODEL=PATH"
+        )
+    configs: list[Mapping[str, Any]] = []
+    for position, command in enumerate(commands):
+        path = named.get(command.model or "")
+        if path is None and in_order:
+            path = in_order[position if len(in_order) > 1 else 0]
+        configs.append(read_config(Path(path)) if path is not None else _find(command.model))
+    return configs
+
+
+def _find(model: str | None) -> Mapping[str, Any]:
+    if model is None:
+        raise ConfigError("a server's command names no model; give --model-config")
+    found = find_config(model) or find_config(str(Path(model).absolute()))
+    if found is not None:
+        return read_config(found)
+    shipped = Path(str(_SHIPPED)) / f"{model.rpartition('/')[2].lower()}.json"
+    if shipped.is_file():
+        return read_config(shipped)
+    raise ConfigError(f"no config.json known for {model!r}: give --model-config {model}=PATH")
+
+
+def _pins(flags: PlanFlags, servers: int) -> list[Pins]:
+    columns = {
+        "weights": _amounts("--weights", flags.weights, servers),
+        "activation": _amounts("--activation", flags.activation, servers),
+        "non_torch": _amounts("--non-torch", flags.non_torch, servers),
+        "cuda_graphs": _amounts("--cuda-graphs", flags.cuda_graphs, servers),
+        "context": _amounts("--context-memory", flags.context_memory, servers),
+    }
+    logs = _per_server("--startup-log", flags.startup_logs, servers)
+    logged = [Pins() if path is None else _pins_of(path) for path in logs]
+    return [
+        Pins(**{name: column[row] for name, column in columns.items()}).over(logged[row])
+        for row in range(servers)
+    ]
+
+
+def _pins_of(path: str) -> Pins:
+    explanation = explain_file(path)
+    return pins_from_log(explanation.boots[-1])
+
+
+def _amounts(flag: str, given: tuple[str, ...], servers: int) -> list[Estimate | None]:
+    texts = _per_server(flag, given, servers)
+    return [None if text is None else exactly(parse_bytes(text)) for text in texts]
+
+
+def _per_server(flag: str, given: tuple[str, ...], servers: int) -> list[str | None]:
+    if len(given) not in {0, 1, servers}:
+        raise ConfigError(
+            f"{flag} is given {len(given)} times for {servers} servers: give it once, or once "
+            "for each in their order"
+        )
+    if not given:
+        return [None] * servers
+    return list(given) if len(given) == servers else [given[0]] * servers

@@ -1,0 +1,208 @@
+"""``kvheadroom plan`` on what people type, judged by the worked cases."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kvheadroom.cli import main
+from kvheadroom.errors import ConfigError
+from kvheadroom.plan.gpus import find_gpu
+from kvheadroom.units import GIB
+
+LLM = (
+    "vllm serve Qwen/Qwen3-8B-AWQ --gpu-memory-utilization 0.60 --max-model-len 8192 "
+    "--kv-cache-dtype fp8"
+)
+EMBEDDER = (
+    "vllm serve Qwen/Qwen3-Embedding-0.6B --runner pooling --convert embed "
+    "--gpu-memory-utilization 0.16 --max-model-len 1024 --max-num-batched-tokens 1024"
+)
+RERANKER = (
+    "vllm serve BAAI/bge-reranker-v2-m3 --runner pooling --gpu-memory-utilization 0.14 "
+    "--max-model-len 1024 --max-num-batched-tokens 1024"
+)
+KNOWN = ("--non-torch", "0", "--cuda-graphs", "0", "--context-memory", "0.28GiB")
+CASE_A = (
+    *("--serve", LLM, "--serve", EMBEDDER, "--serve", RERANKER),
+    *("--activation", "0.8GiB", "--activation", "0.5GiB", "--activation", "0.5GiB"),
+    *KNOWN,
+)
+QWEN25_7B = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 28,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584,
+    "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 32768,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "sliding_window": 131072,
+    "use_sliding_window": False,
+}  # fmt: skip
+
+
+def planned(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["plan", "--json", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    record: dict[str, Any] = json.loads(result.output)
+    return record
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        CliRunner().invoke(
+            main, ["plan", *arguments], standalone_mode=False, catch_exceptions=False
+        )
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("position", "weights_gib", "left_gib"), [(0, 5.68, 0.72), (1, 1.11, 0.31), (2, 1.06, 0.12)]
+)
+def test_case_a_weights_and_what_is_left(
+    position: int, weights_gib: float, left_gib: float
+) -> None:
+    """Three services on 12 GiB: the weights follow from the configs, the rest is subtraction."""
+    service = planned("--gpu", "12GiB", *CASE_A)["services"][position]
+
+    assert service["weights"]["bytes"] / GIB == pytest.approx(weights_gib, abs=0.006)
+    assert service["remainder"]["bytes"] / GIB == pytest.approx(left_gib, abs=0.006)
+
+
+def test_case_a_fits_with_a_margin() -> None:
+    """0.36 GiB stay unallocated, and one full 8K request fits into the LLM's cache."""
+    plan = planned("--gpu", "12GiB", *CASE_A)
+
+    assert plan["fits"]
+    assert plan["unallocated_bytes"] / GIB == pytest.approx(0.36, abs=0.01)
+    assert plan["services"][0]["resident_requests"] == 1
+
+
+def test_case_a_the_encoder_has_no_cache_and_is_not_refused() -> None:
+    """Its remainder is margin: nothing happens where a decoder would refuse to start."""
+    plan = planned("--gpu", "12GiB", "--serve", RERANKER, "--activation", "0.7GiB", *KNOWN)
+
+    (service,) = plan["services"]
+    assert not service["caches_kv"]
+    assert service["error"] is None
+    assert plan["fits"]
+
+
+def test_case_a_fp16_cache_holds_half_the_length() -> None:
+    """8K tokens in 16 bits are 1.125 GiB, more than the 0.72 there are; 4K fit."""
+    plan = planned(
+        "--gpu", "12GiB", "--serve", LLM.replace("--kv-cache-dtype fp8", ""),
+        "--activation", "0.8GiB", *KNOWN,
+    )  # fmt: skip
+
+    error = plan["services"][0]["error"]
+    assert error["kind"] == "request_does_not_fit"
+    assert error["needed_bytes"] / GIB == 1.125
+    assert 4096 <= error["estimated_max_model_len"] < 8192
+    assert not plan["fits"]
+
+
+def test_case_a_on_8_gib_even_the_weights_are_too_much() -> None:
+    """0.60 x 8 GiB is 4.8 GiB, below 5.68 GiB of weights."""
+    plan = planned("--gpu", "8GiB", "--serve", LLM, "--activation", "0.8GiB", *KNOWN)
+
+    assert plan["services"][0]["error"]["kind"] == "no_cache_memory"
+
+
+def test_case_b_two_of_four_requests_are_resident(tmp_path: Path) -> None:
+    """24 GiB, utilization 0.9, weights 15, other 2: 4.6 GiB left, requests of 1.75 GiB."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(QWEN25_7B))
+    arguments = (
+        "--gpu", "24GiB", "--serve", "vllm serve Qwen/Qwen2.5-7B-Instruct --gpu-mem 0.9",
+        "--model-config", str(config), "--weights", "15GiB", "--activation", "2GiB", *KNOWN,
+        "--context", "32K", "--requests", "4",
+    )  # fmt: skip
+
+    (service,) = planned(*arguments)["services"]
+    said = CliRunner().invoke(main, ["plan", *arguments]).output
+
+    assert service["request_bytes"] / GIB == 1.75
+    assert service["resident_requests"] == 2
+    assert "2 of 4 requests" in said
+    assert "2.40 GiB short" in said
+
+
+def test_two_defaults_on_one_card_cannot_both_start() -> None:
+    """0.92 is of the whole card, for each of them."""
+    serve = ("--serve", "vllm serve Qwen/Qwen3-8B", "--serve", "vllm serve Qwen/Qwen3-4B")
+
+    plan = planned("--gpu", "h100", *serve)
+
+    assert plan["refused_at_start"] == ["Qwen3-4B"]
+    assert not plan["fits"]
+
+
+def test_estimates_say_that_they_are_and_from_what() -> None:
+    """An unpinned activation is a range from a table, not a figure."""
+    (service,) = planned("--gpu", "h100", "--serve", "vllm serve Qwen/Qwen3-8B")["services"]
+
+    activation = service["activation"]
+    assert activation["source"] == "table"
+    assert activation["low_bytes"] < activation["bytes"] < activation["high_bytes"]
+
+
+def test_an_earlier_start_replaces_the_estimates(tmp_path: Path) -> None:
+    """A posted log: 15.27 GiB of weights and a peak of 1.40 GiB are what the plan reckons with."""
+    log = tmp_path / "startup.log"
+    log.write_text(
+        "INFO 11-30 09:00:00 [core.py:1] Initializing a V1 LLM engine (v0.10.2) with config: "
+        "model='Qwen/Qwen3-8B'\n"
+        "INFO 11-30 09:01:00 [gpu_model_runner.py:1] Model loading took 15.2700 GiB and 9 seconds\n"
+        "INFO 11-30 09:02:00 [gpu_worker.py:1] Free memory on device (78.6/79.19 GiB) on startup. "
+        "Desired GPU memory utilization is (0.9, 71.27 GiB). Actual usage is 15.27 GiB for weight, "
+        "1.4 GiB for peak activation, 0.02 GiB for non-torch memory, and 0.5 GiB for CUDAGraph "
+        "memory. Current kv cache memory in use is 54.58 GiB.\n"
+    )
+
+    (service,) = planned(
+        "--gpu", "h100", "--serve", "vllm serve Qwen/Qwen3-8B", "--startup-log", str(log)
+    )["services"]
+
+    for part, printed_gib in (("weights", 15.27), ("activation", 1.4), ("non_torch", 0.02)):
+        assert service[part]["source"] == "log"
+        assert service[part]["bytes"] / GIB == pytest.approx(printed_gib, abs=0.005)
+
+
+def test_check_turns_the_verdict_into_an_exit_status() -> None:
+    """For a pipeline: 1 when it does not fit."""
+    command = ["plan", "--check", "--gpu", "8GiB", "--serve", LLM]
+
+    assert CliRunner().invoke(main, command, standalone_mode=False).return_value == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpu", "12GiB"), "--serve"),
+        (("--gpu", "twelve", "--serve", LLM), "no such GPU"),
+        (("--gpu", "0GiB", "--serve", LLM), "no memory"),
+        (("--gpu", "12GiB", "--serve", "vllm serve no/such-model"), "no config.json"),
+        (("--gpu", "12GiB", "--serve", LLM, "--activation", "much"), "amount of memory"),
+        (("--gpu", "12GiB", "--serve", LLM, "--weights", "1", "--weights", "2"), "--weights"),
+        (("--gpu", "12GiB", "--serve", LLM, "--vllm-version", "new"), "version"),
+        (("--gpu", "12GiB", "--serve", LLM, "--model-config", "/nowhere"), "/nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[str, ...], said: str) -> None:
+    """It names what was given and what would do."""
+    assert said in refused(*arguments)
+
+
+def test_a_secret_in_a_serve_command_is_not_repeated() -> None:
+    """The plan is pasted into tickets."""
+    serve = LLM + " --api-key sk-never-shown"
+
+    result = CliRunner().invoke(main, ["plan", "--gpu", "12GiB", "--serve", serve])
+
+    assert "sk-never-shown" not in result.output
+
+
+@pytest.mark.parametrize(("text", "total"), [("H100", 85_029_158_912), ("24GB", 24 * 10**9)])
+def test_a_gpu_is_named_or_measured(text: str, total: int) -> None:
+    """What a driver reports of the card, and decimal gigabytes as such."""
+    assert find_gpu(text).total_bytes == total

@@ -1,0 +1,108 @@
+"""Rules of weight bytes that a recorded total alone does not single out."""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kvheadroom.errors import ModelConfigError
+from kvheadroom.model.weights import weights_bytes
+
+LLAMA: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+}
+# Llama-3.1-8B's published count of parameters.
+LLAMA_PARAMETERS = 8_030_261_248
+
+
+def test_a_model_takes_two_bytes_for_each_parameter() -> None:
+    """Llama-3.1-8B's published 8,030,261,248 parameters are 16,060,522,496 bytes in bfloat16."""
+    assert weights_bytes(LLAMA) == (2 * LLAMA_PARAMETERS,)
+
+
+def test_an_asked_dtype_wins() -> None:
+    """``--dtype float32`` doubles them."""
+    assert weights_bytes(LLAMA, dtype="float32") == (4 * LLAMA_PARAMETERS,)
+
+
+def test_a_float32_checkpoint_is_loaded_with_16_bits() -> None:
+    """vLLM casts float32 checkpoints down unless it is told not to, so the file is no budget."""
+    assert weights_bytes({**LLAMA, "torch_dtype": "float32"}) == (2 * LLAMA_PARAMETERS,)
+
+
+def test_more_ranks_than_heads_replicate_them() -> None:
+    """At 16 ranks each holds one of 8 key-value heads: 32 layers × 4096 × 128 × (K and V) each."""
+    eight = weights_bytes(LLAMA, tensor_parallel=8)[0]
+    sixteen = weights_bytes(LLAMA, tensor_parallel=16)[0]
+    kv_at_eight = 32 * 4096 * 128 * 2 * 2
+    norms = (2 * 32 + 1) * 4096 * 2
+    assert sixteen == (eight - kv_at_eight - norms) // 2 + kv_at_eight + norms
+
+
+def test_ranks_that_do_not_divide_the_heads_are_refused() -> None:
+    """vLLM does not start with 3 ranks for 32 heads, and the error names what does not divide."""
+    with pytest.raises(ModelConfigError, match="32 cannot be divided over 3 ranks"):
+        weights_bytes(LLAMA, tensor_parallel=3)
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    """A stage without a layer is an error."""
+    with pytest.raises(ModelConfigError, match="33 stages for 32 layers"):
+        weights_bytes(LLAMA, pipeline_parallel=33)
+
+
+def test_an_unknown_class_is_named() -> None:
+    """A class that is not known is an error that names it, never a guess."""
+    with pytest.raises(ModelConfigError, match="MysteryForCausalLM"):
+        weights_bytes({**LLAMA, "architectures": ["MysteryForCausalLM"]})
+
+
+def test_an_unknown_quantization_is_named() -> None:
+    """A method that is not known is an error that names it."""
+    with pytest.raises(ModelConfigError, match="mystery"):
+        weights_bytes({**LLAMA, "quantization_config": {"quant_method": "mystery"}})
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, 1.5, "4096", True, 10**12])
+def test_an_absurd_width_is_named(value: object) -> None:
+    """A width that is no whole number above zero is an error that names the field."""
+    with pytest.raises(ModelConfigError, match="intermediate_size"):
+        weights_bytes({**LLAMA, "intermediate_size": value})
+
+
+def test_modules_on_the_ignore_list_keep_their_dtype() -> None:
+    """An fp8 checkpoint that excludes every MLP is only smaller by its attention."""
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    ignored = [f"model.layers.{index}.mlp" for index in range(32)]
+    skipped = {**fp8, "modules_to_not_convert": ignored}
+    mlps = 32 * 3 * 4096 * 14336
+    whole = weights_bytes({**LLAMA, "quantization_config": fp8})[0]
+    partly = weights_bytes({**LLAMA, "quantization_config": skipped})[0]
+    # One byte more for each weight, less the float32 scale of each block of 128 × 128.
+    assert partly - whole == mlps - 4 * mlps // (128 * 128)
+
+
+@pytest.mark.parametrize("layers", [10**6, 10**8])
+def test_absurdly_many_layers_are_refused_at_once(layers: int) -> None:
+    """A file may hold any number; what would take forever to count is an error."""
+    with pytest.raises(ModelConfigError, match="num_hidden_layers"):
+        weights_bytes({**LLAMA, "num_hidden_layers": layers})
+
+
+def test_ten_thousand_settings_of_one_model_take_less_than_a_second() -> None:
+    """The answer is kept for each config and setting."""
+    config = json.loads(json.dumps(LLAMA))
+    weights_bytes(config, tensor_parallel=2)
+    started = time.process_time()
+    for _ in range(10_000):
+        weights_bytes(config, tensor_parallel=2)
+    assert time.process_time() - started < 1
