@@ -10,7 +10,9 @@ from kvheadroom.engine.budget import Estimate, exactly
 from kvheadroom.engine.flags import ServeCommand, parse_serve_command
 from kvheadroom.engine.versions import Version, parse_version
 from kvheadroom.errors import ConfigError
+from kvheadroom.model.weights import bytes_by_dtype
 from kvheadroom.node.model_files import find_config, read_config
+from kvheadroom.node.safetensors_files import read_headers
 from kvheadroom.plan.explain_log import explain_file
 from kvheadroom.plan.gpus import find_gpu
 from kvheadroom.plan.log_pins import pins_from_log
@@ -20,6 +22,10 @@ from kvheadroom.units import parse_bytes, parse_token_count
 
 # Configs that ship with the demo, by the last part of the model's name.
 _SHIPPED: Final = files("kvheadroom.demo") / "models"
+
+
+# A config.json, and the bytes of the tensors beside it where there are any.
+_Model = tuple[Mapping[str, Any], int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,8 @@ def plan_from(flags: PlanFlags) -> Plan:
     configs = _configs(commands, flags.model_configs)
     pins = _pins(flags, len(commands))
     services = [
-        Service(name, command, config, pin)
-        for name, command, config, pin in zip(
+        Service(name, command, config, pin, checkpoint_bytes)
+        for name, command, (config, checkpoint_bytes), pin in zip(
             _names(commands), commands, configs, pins, strict=True
         )
     ]
@@ -87,8 +93,8 @@ def _names(commands: Sequence[ServeCommand]) -> list[str]:
     return names
 
 
-def _configs(commands: Sequence[ServeCommand], given: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    """Return each server's config.json: given in order or as MODEL=PATH, found, or shipped."""
+def _configs(commands: Sequence[ServeCommand], given: tuple[str, ...]) -> list[_Model]:
+    """Return each server's model: given in order or as MODEL=PATH, found, or shipped."""
     named = dict(text.split("=", 1) for text in given if "=" in text)
     in_order = [text for text in given if "=" not in text]
     if in_order and len(in_order) not in {1, len(commands)}:
@@ -96,25 +102,33 @@ def _configs(commands: Sequence[ServeCommand], given: tuple[str, ...]) -> list[M
             f"--model-config is given {len(in_order)} times for {len(commands)} servers: give it "
             "once, once for each in their order, or as MODEL=PATH"
         )
-    configs: list[Mapping[str, Any]] = []
+    configs: list[_Model] = []
     for position, command in enumerate(commands):
         path = named.get(command.model or "")
         if path is None and in_order:
             path = in_order[position if len(in_order) > 1 else 0]
-        configs.append(read_config(Path(path)) if path is not None else _find(command.model))
+        configs.append(_model(Path(path)) if path is not None else _find(command.model))
     return configs
 
 
-def _find(model: str | None) -> Mapping[str, Any]:
+def _find(model: str | None) -> _Model:
     if model is None:
         raise ConfigError("a server's command names no model; give --model-config")
     found = find_config(model) or find_config(str(Path(model).absolute()))
     if found is not None:
-        return read_config(found)
+        return _model(found)
     shipped = Path(str(_SHIPPED)) / f"{model.rpartition('/')[2].lower()}.json"
     if shipped.is_file():
-        return read_config(shipped)
+        return _model(shipped)
     raise ConfigError(f"no config.json known for {model!r}: give --model-config {model}=PATH")
+
+
+def _model(path: Path) -> _Model:
+    """Return the config.json at *path* and, where its weights lie beside it, their bytes."""
+    folder = path if path.is_dir() else path.parent
+    if not any(folder.glob("*.safetensors")):
+        return read_config(path), None
+    return read_config(path), sum(bytes_by_dtype(read_headers(folder)).values())
 
 
 def _pins(flags: PlanFlags, servers: int) -> list[Pins]:

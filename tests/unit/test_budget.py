@@ -1,5 +1,6 @@
 """The worked cases: three services on one card, 24 GiB and four requests, four tiers."""
 
+import io
 from math import floor
 
 import pytest
@@ -16,7 +17,8 @@ from kvheadroom.engine.budget import (
     fails_to_start,
     kv_slots,
 )
-from kvheadroom.units import GIB, KIB, MIB
+from kvheadroom.node.startup_log import read_boots
+from kvheadroom.units import GIB, KIB, MIB, parse_bytes
 
 
 def gib(amount: float) -> int:
@@ -183,3 +185,42 @@ def test_case_c_eight_requests_meet_the_wall_at_36_7k() -> None:
     kv = (96 * 0.92 - 39.60 - 2.8) * GIB
 
     assert kv / 8 / (160 * KIB) / 1024 == pytest.approx(36.7, abs=0.05)
+
+
+def test_case_c_t2_the_weights_alone_do_not_fit() -> None:
+    """39.60 GiB of weights on a 12 GiB card: vLLM refuses; llama.cpp would offload and be slow."""
+    instance = budget_instance(12 * GIB, demand("llama-3.3-70b", 0.92, 39.60, 2.8))
+
+    assert instance.remainder.bytes < 0
+
+
+def test_case_c_t4_two_ranks_and_two_groups_of_them() -> None:
+    """Two H100 leave 73.9 GiB between them: 59 requests of 8K; two such groups serve 118."""
+    kv_gib = 2 * 80 * 0.92 - 67.67 - 2 * 2.8
+    slots = floor(kv_slots(kv_gib * GIB, token_bytes=160 * KIB, context_tokens=8192))
+
+    assert kv_gib == pytest.approx(73.9, abs=0.05)
+    assert (slots, 2 * slots) == (59, 118)
+
+
+def test_case_c_decimal_and_binary_gigabytes_differ_by_2_9() -> None:
+    """A checkpoint of 42.52 GB is 39.60 GiB; taking one for the other costs 2.9 GiB."""
+    assert parse_bytes("42.52GB") / GIB == pytest.approx(39.60, abs=0.005)
+    assert 42.52 - parse_bytes("42.52GB") / GIB == pytest.approx(2.9, abs=0.05)
+
+
+def test_case_d_the_three_lines_of_the_log() -> None:
+    """The capacity dashboard of a start: 8.42 GiB, 4,631 blocks of 16 or 74,096 tokens, 9.04x."""
+    log = io.BytesIO(
+        b"INFO 06-01 10:00:00 [gpu_worker.py:1] Available KV cache memory: 8.42 GiB\n"
+        b"INFO 06-01 10:00:01 [kv_cache_utils.py:1] GPU KV cache size: 74,096 tokens\n"
+        b"INFO 06-01 10:00:01 [kv_cache_utils.py:2] Maximum concurrency for 8,192 tokens per "
+        b"request: 9.04x\n"
+    )
+
+    (boot,) = read_boots(log)
+
+    found = {figure.name: figure.value for figure in boot.figures}
+    assert found["available_kv_bytes"] / GIB == pytest.approx(8.42, abs=0.005)
+    assert 74_096 in found.values()
+    assert 9.04 in found.values()

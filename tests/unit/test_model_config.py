@@ -1,4 +1,5 @@
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 from tests.unit.oracle import config_at
@@ -170,3 +171,25 @@ def test_a_pooling_variant_is_read_like_the_model_it_pools() -> None:
     pooled = read_model(config("qwen3-4b", architectures=["Qwen3ForSequenceClassification"]))
 
     assert pooled.blocks == base.blocks
+
+
+FAMILIES = (
+    *("llama-3.1-8b", "gemma-3-27b", "gemma-4-e2b-text", "llama-4-maverick-text", "mimo-v2-flash"),
+    *("deepseek-v3.2", "deepseek-v4-flash", "kimi-linear-48b-a3b", "qwen3.5-9b", "falcon-h1-3b"),
+    *("zamba2-2.7b", "nemotron-h-8b", "lfm2-1.2b", "jamba-1.5-large", "whisper-large-v3"),
+)
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, -1, 1.5, 10**12, "x", [], ["x"], [7], {}, {"x": 1}], ids=repr
+)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_hostile_field_is_read_or_refused(name: str, value: object) -> None:
+    """Whatever one field holds, the model is read or the config is refused, and nothing else."""
+    given = config(name)
+    text = given.get("text_config")
+    for field in text if isinstance(text, dict) else given:
+        nested = {**given, "text_config": {**text, field: value}} if isinstance(text, dict) else {}
+        changed = nested or {**given, field: value}
+        with suppress(ModelConfigError):
+            read_model(changed)

@@ -3,12 +3,22 @@
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.weights import weights_bytes
+
+SMALL = Path(__file__).parent.parent / "evidence" / "weights" / "small.json"
+
+
+def small_models() -> list[dict[str, Any]]:
+    """Return a small model of each rarer class."""
+    cases: list[dict[str, Any]] = json.loads(SMALL.read_text())
+    return [case for case in cases if case["tp"] == 1]
+
 
 LLAMA: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -40,7 +50,7 @@ def test_a_float32_checkpoint_is_loaded_with_16_bits() -> None:
 
 
 def test_more_ranks_than_heads_replicate_them() -> None:
-    """At 16 ranks each holds one of 8 key-value heads: 32 layers × 4096 × 128 × (K and V) each."""
+    """At 16 ranks each holds one of 8 key-value heads: 32 layers x 4096 x 128 x (K and V) each."""
     eight = weights_bytes(LLAMA, tensor_parallel=8)[0]
     sixteen = weights_bytes(LLAMA, tensor_parallel=16)[0]
     kv_at_eight = 32 * 4096 * 128 * 2 * 2
@@ -82,13 +92,29 @@ def test_an_absurd_width_is_named(value: object) -> None:
 def test_modules_on_the_ignore_list_keep_their_dtype() -> None:
     """An fp8 checkpoint that excludes every MLP is only smaller by its attention."""
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    ignored = [f"model.layers.{index}.mlp" for index in range(32)]
+    ignored = [
+        f"model.layers.{index}.mlp.{name}_proj"
+        for index in range(32)
+        for name in ("gate", "up", "down")
+    ]
     skipped = {**fp8, "modules_to_not_convert": ignored}
     mlps = 32 * 3 * 4096 * 14336
     whole = weights_bytes({**LLAMA, "quantization_config": fp8})[0]
     partly = weights_bytes({**LLAMA, "quantization_config": skipped})[0]
-    # One byte more for each weight, less the float32 scale of each block of 128 × 128.
+    # One byte more for each weight, less the float32 scale of each block of 128 x 128.
     assert partly - whole == mlps - 4 * mlps // (128 * 128)
+
+
+def test_a_pattern_that_could_run_forever_is_refused() -> None:
+    """A pattern on the ignore list that repeats a repetition is an error, not a hang."""
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "ignore": ["re:(.+)+x"],
+        "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
+    }
+    with pytest.raises(ModelConfigError, match="pattern"):
+        weights_bytes({**LLAMA, "quantization_config": quantization})
 
 
 @pytest.mark.parametrize("layers", [10**6, 10**8])
@@ -106,3 +132,57 @@ def test_ten_thousand_settings_of_one_model_take_less_than_a_second() -> None:
     for _ in range(10_000):
         weights_bytes(config, tensor_parallel=2)
     assert time.process_time() - started < 1
+
+
+def test_a_pooling_model_has_no_output_head() -> None:
+    """With ``--runner pooling`` vLLM builds no head: 128,256 x 4096 x 2 bytes less."""
+    assert weights_bytes(LLAMA, runner="pooling") == (2 * LLAMA_PARAMETERS - 128256 * 4096 * 2,)
+
+
+def test_whole_experts_are_shared_over_all_ranks() -> None:
+    """With expert parallelism over 2 x 2 ranks each holds 2 of Mixtral's 8 experts."""
+    mixtral = {
+        **LLAMA,
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": 8,
+        "vocab_size": 32000,
+    }
+    dense = weights_bytes(mixtral, tensor_parallel=2)[0]
+    shared = weights_bytes(mixtral, tensor_parallel=2, data_parallel=2, expert_parallel=True)[0]
+    experts_halved = 32 * 8 * 3 * 4096 * 14336 // 2 * 2
+    assert dense - shared == experts_halved // 2
+
+
+JUNK: tuple[Any, ...] = (
+    None,
+    0,
+    -1,
+    1.5,
+    "x",
+    True,
+    [],
+    {},
+    10**12,
+    [1],
+    {"a": 1},
+    float("nan"),
+    [None] * 3,
+    7,
+)
+
+
+def outcome(config: Mapping[str, Any]) -> int | str:
+    """Return the bytes, or the text of the error."""
+    try:
+        return weights_bytes(config)[0]
+    except ModelConfigError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("case", small_models(), ids=lambda case: case["name"])
+def test_a_field_of_any_value_ends_in_bytes_or_one_line(case: dict[str, Any]) -> None:
+    """Whatever a field holds, the answer is a number of bytes or an error of one line."""
+    for name in case["config"]:
+        for value in JUNK:
+            answer = outcome({**case["config"], name: value})
+            assert "\n" not in answer if isinstance(answer, str) else answer > 0

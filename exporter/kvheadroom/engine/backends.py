@@ -1,6 +1,6 @@
 """Attention backends: the block sizes their kernels take, and what a layer asks of one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvheadroom.model.layers import AttentionLayer, KernelTraits, LatentLayer
@@ -106,28 +106,16 @@ def named_backend(name: str) -> Backend:
 def query_of(layer: AttentionLayer | LatentLayer, base: Query) -> Query:
     """Return *base* with what *layer* asks for."""
     if isinstance(layer, LatentLayer):
-        return Query(
+        return replace(
+            base,
             head_dim=layer.latent_dim + layer.rope_dim,
-            dtype=base.dtype,
-            kv_dtype=base.kv_dtype,
-            capability=base.capability,
-            traits=base.traits,
             sparse=base.traits.index_topk is not None,
-            rank_heads=base.rank_heads,
-            block_size=base.block_size,
-            context_ranks=base.context_ranks,
         )
-    return Query(
+    return replace(
+        base,
         head_dim=layer.head_dim,
-        dtype=base.dtype,
-        kv_dtype=base.kv_dtype,
-        capability=base.capability,
-        traits=base.traits,
         sink=layer.sink,
         narrow_values=layer.value_head_dim != layer.head_dim,
-        rank_heads=base.rank_heads,
-        block_size=base.block_size,
-        context_ranks=base.context_ranks,
     )
 
 

@@ -56,10 +56,13 @@ def choose_block_size(
     backends = tuple(dict.fromkeys(kernel.backend for kernel in kernels))
     tokens = options.block_size or _early_tokens(models[0], server) or common_tokens(backends)
     choice = BlockChoice(tokens)
-    states = _states(models[0])
-    if states:
+    states, attention = _states(models[0]), _attention(models[0])
+    if states and attention is not None:
         largest = max(state_bytes(layer, options, options.dtype) for layer in states)
-        choice = _aligned_to_states(models[0], options, server, tokens, backends, largest)
+        per_token = _token_bytes(attention, models[0], options, server)
+        choice = _aligned_to_states(
+            tokens, backends, largest, per_token, latent=isinstance(attention, LatentLayer)
+        )
     if server.skipped:
         choice = _aligned_to_skipped(models[0], options, server, choice, backends[0])
     return choice
@@ -98,15 +101,20 @@ def common_tokens(backends: Sequence[Backend]) -> int:
 
 
 def _kernels(models: Iterable[ModelLayers], server: ServerKernels) -> list[Kernel]:
+    """Return the distinct kernels of all layers, in the order the layers are built."""
+    layers = dict.fromkeys(
+        (layer, server.skips(index, layer))
+        for model in models
+        for index, block in enumerate((*model.blocks, *model.draft_blocks[:1]))
+        for layer in block
+    )
     found: dict[Kernel, None] = {}
-    for model in models:
-        for index, block in enumerate((*model.blocks, *model.draft_blocks[:1])):
-            for layer in block:
-                if isinstance(layer, StateLayer):
-                    continue
-                found[kernel_of(layer, server, skipped=server.skips(index, layer))] = None
-                if isinstance(layer, LatentLayer) and layer.indexer_dim and not layer.compressed:
-                    found[Kernel(named_backend("DEEPSEEK_V32_INDEXER"), "uint8")] = None
+    for layer, skipped in layers:
+        if isinstance(layer, StateLayer):
+            continue
+        found[kernel_of(layer, server, skipped=skipped)] = None
+        if isinstance(layer, LatentLayer) and layer.indexer_dim and not layer.compressed:
+            found[Kernel(named_backend("DEEPSEEK_V32_INDEXER"), "uint8")] = None
     return list(found)
 
 
@@ -119,33 +127,35 @@ def _states(model: ModelLayers) -> list[StateLayer]:
     ]
 
 
+def _attention(model: ModelLayers) -> AttentionLayer | LatentLayer | None:
+    """Return the first attention layer."""
+    for block in model.blocks:
+        for layer in block:
+            if isinstance(layer, AttentionLayer | LatentLayer):
+                return layer
+    return None
+
+
 def _aligned_to_states(
-    model: ModelLayers,
-    options: EngineOptions,
-    server: ServerKernels,
-    tokens: int,
-    backends: Sequence[Backend],
-    largest_state_bytes: int,
+    tokens: int, backends: Sequence[Backend], state_page_bytes: int, per_token: int, *, latent: bool
 ) -> BlockChoice:
     """Return a block whose attention page holds the largest state, which is padded to it."""
-    per_token = _token_bytes(model, options, server)
     step = max(min(backends[0].kernel_tokens), tokens)
-    if model.traits.nope_dim is not None:
+    if latent:
         step = max(step, _LATENT_HYBRID_TOKENS)
-    needed = step * ceil_div(largest_state_bytes, step * per_token)
+    needed = step * ceil_div(state_page_bytes, step * per_token)
     every = lcm(*(min(backend.kernel_tokens) for backend in backends))
     tokens = max(tokens, every * ceil_div(needed, every))
     return BlockChoice(tokens, state_page_bytes=tokens * per_token)
 
 
-def _token_bytes(model: ModelLayers, options: EngineOptions, server: ServerKernels) -> int:
+def _token_bytes(
+    layer: AttentionLayer | LatentLayer,
+    model: ModelLayers,
+    options: EngineOptions,
+    server: ServerKernels,
+) -> int:
     """Return the bytes of one token in one attention layer on one rank."""
-    layer = next(
-        layer
-        for block in model.blocks
-        for layer in block
-        if isinstance(layer, AttentionLayer | LatentLayer)
-    )
     kernel = kernel_of(layer, server)
     if isinstance(layer, LatentLayer):
         return latent_row_bytes(kernel.kv_dtype, layer.latent_dim + layer.rope_dim)

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from kvheadroom.units import GIB, MIB
 
-EstimateSource = Literal["given", "computed", "log", "table"]
+EstimateSource = Literal["given", "computed", "files", "log", "table"]
 
 
 @dataclass(frozen=True, slots=True)

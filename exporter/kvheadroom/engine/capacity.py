@@ -182,7 +182,7 @@ def _without_cache(plan: _Plan, options: EngineOptions) -> Allocation:
     )
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _plan(layers: ModelLayers, options: EngineOptions, draft: ModelLayers | None) -> _Plan:
     """Return the groups and the cost of a block.
 

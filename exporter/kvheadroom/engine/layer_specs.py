@@ -8,7 +8,7 @@ from kvheadroom.engine.block_size import BlockChoice
 from kvheadroom.engine.dtypes import head_content_bytes, indexer_key_bytes, latent_row_bytes
 from kvheadroom.engine.kernels import Kernel, ServerKernels, kernel_of
 from kvheadroom.engine.options import EngineOptions
-from kvheadroom.engine.specs import CacheSpec, round_up
+from kvheadroom.engine.specs import CacheSpec, SpecKind, round_up
 from kvheadroom.engine.states import resident_states, state_blocks, state_bytes
 from kvheadroom.model.layers import (
     AttentionLayer,
@@ -73,7 +73,7 @@ def specs_of(layer: Layer, pool: Pool, *, skipped: bool) -> tuple[CacheSpec, ...
 def _head_spec(
     pool: Pool,
     kernel: Kernel,
-    kind: str,
+    kind: SpecKind,
     dims: tuple[int, int, int],
     tokens: int,
     *,
@@ -87,7 +87,7 @@ def _head_spec(
         kernel.kv_dtype, key_dim, value_dim, backend=kernel.backend.name
     )
     return CacheSpec(
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         block_size=tokens,
         page_bytes=padded_bytes or tokens * content,
         content=(own, key_dim, value_dim, kernel.kv_dtype),

@@ -51,6 +51,7 @@ from kvheadroom.model.layers import (
 )
 
 _TEXT_SECTIONS: Final = ("text_config", "llm_config", "language_config", "language_model_config")
+_MOST_DRAFT_MODULES: Final = 100
 _POOLING_SUFFIXES: Final = (
     "ForSequenceClassification",
     "ForTokenClassification",
@@ -195,6 +196,8 @@ def _draft_blocks(architecture: str, text: Config, blocks: tuple[Block, ...]) ->
     """Return what each module of the model's own draft head adds."""
     count = optional_whole(text, "num_nextn_predict_layers", "mtp_num_hidden_layers")
     count = 1 if count is None else count
+    if count > _MOST_DRAFT_MODULES:
+        raise ModelConfigError(f"config.json: {count} draft modules are not credible")
     match architecture:
         case "DeepseekV4ForCausalLM":
             return (compressed_block(text, 1),) * count

@@ -12,6 +12,7 @@ from kvheadroom.engine.capacity import Allocation, allocate, steady_requests
 from kvheadroom.engine.defaults import resolve_options
 from kvheadroom.engine.flags import parse_serve_command
 from kvheadroom.engine.options import Device, EngineOptions
+from kvheadroom.engine.rank_weights import rank_weights
 from kvheadroom.engine.refusal import Refusal
 from kvheadroom.engine.speculation import WEIGHTLESS_METHODS
 from kvheadroom.engine.versions import Version, parse_version
@@ -19,7 +20,6 @@ from kvheadroom.errors import ConfigError, KvHeadroomError, ModelConfigError
 from kvheadroom.model.config import read_model
 from kvheadroom.model.facts import ModelFacts, read_facts
 from kvheadroom.model.layers import ModelLayers
-from kvheadroom.model.weights import weights_bytes
 from kvheadroom.node.model_files import find_config, read_config
 
 DEFAULT_VERSION: Final = "0.32.0"
@@ -209,16 +209,7 @@ def _weights(model: _Model, server: _Server) -> list[int] | None:
         # What a draft adds is not known.
         return None
     try:
-        stages = weights_bytes(
-            model.config,
-            tensor_parallel=options.tensor_parallel,
-            pipeline_parallel=options.pipeline_parallel,
-            data_parallel=options.data_parallel,
-            expert_parallel=options.expert_parallel,
-            dtype=options.dtype,
-            quantization=server.quantization,
-            capability=options.device.capability,
-        )
+        stages = rank_weights(model.config, options, quantization=server.quantization)
     except ModelConfigError:
         # The cache is known all the same.
         return None

@@ -10,6 +10,7 @@ from kvheadroom.engine.capacity import Allocation, allocate, steady_requests
 from kvheadroom.engine.defaults import resolve_options
 from kvheadroom.engine.flags import ServeCommand
 from kvheadroom.engine.options import Device, EngineOptions
+from kvheadroom.engine.rank_weights import rank_weights
 from kvheadroom.engine.refusal import Refusal
 from kvheadroom.engine.request_bytes import request_bytes
 from kvheadroom.engine.versions import Version
@@ -17,7 +18,6 @@ from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.config import read_model
 from kvheadroom.model.facts import read_facts
 from kvheadroom.model.layers import ModelLayers
-from kvheadroom.model.weights import weights_bytes
 
 # From here on vLLM sets the graphs' estimate aside before it sizes the cache.
 _GRAPHS_SET_ASIDE: Final[Version] = (0, 20, 0)
@@ -46,12 +46,21 @@ class Pins:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One server to plan for: what starts it, its model's config.json and what is known of it."""
+    """One server to plan for.
+
+    Attributes:
+        name: What to call it.
+        command: What starts it.
+        config: Its model's config.json.
+        pins: What is known of its memory.
+        checkpoint_bytes: Tensors in the model's files; ``None`` where they are not at hand.
+    """
 
     name: str
     command: ServeCommand
     config: Mapping[str, Any]
     pins: Pins
+    checkpoint_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +161,7 @@ def _prepare(
         name=service.name,
         utilization=options.gpu_memory_utilization,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
-        weights=_weights(service.config, options, pins),
+        weights=_weights(service, options),
         activation=pins.activation or budget.ACTIVATION,
         non_torch=pins.non_torch or budget.NON_TORCH,
         cuda_graphs=pins.cuda_graphs or _graphs(options),
@@ -162,17 +171,20 @@ def _prepare(
     return layers, options, demand
 
 
-def _weights(config: Mapping[str, Any], options: EngineOptions, pins: Pins) -> Estimate:
-    if pins.weights is not None:
-        return pins.weights
-    per_rank = weights_bytes(
-        config,
-        tensor_parallel=options.tensor_parallel,
-        pipeline_parallel=options.pipeline_parallel,
-        expert_parallel=options.expert_parallel,
-        data_parallel=options.data_parallel,
-        dtype=options.dtype,
-    )
+def _weights(service: Service, options: EngineOptions) -> Estimate:
+    if service.pins.weights is not None:
+        return service.pins.weights
+    asked = service.command.options.get("quantization")
+    try:
+        per_rank = rank_weights(
+            service.config, options, quantization=asked if isinstance(asked, str) else None
+        )
+    except ModelConfigError:
+        if service.checkpoint_bytes is None:
+            raise
+        # What lies on disk, cut evenly: near enough where the parameters are not known by name.
+        ranks = options.tensor_parallel * options.pipeline_parallel
+        return exactly(-(-service.checkpoint_bytes // ranks), "files")
     # The stage with the most weights has the least left, and the least binds.
     return exactly(max(per_rank), "computed")
 

@@ -30,6 +30,7 @@ _SIGHT_OF_TYPE: Final[dict[str, Sight]] = {
     "local": "sliding",
     "chunked_attention": "chunked",
 }
+_SIGHTS: Final[tuple[Sight, Sight]] = ("sliding", "full")
 
 
 def softmax_blocks(text: Config, facts: AttentionFacts) -> tuple[Block, ...]:
@@ -85,8 +86,7 @@ def _default_sights(text: Config, facts: AttentionFacts, count: int) -> tuple[Si
     if window is None:
         return plain
     if every:
-        pattern = (*_alike("sliding", every - 1), *_alike("full", 1))
-        return tuple(pattern[index % every] for index in range(count))
+        return tuple(_SIGHTS[(index + 1) % every == 0] for index in range(count))
     first = optional_whole(text, "max_window_layers") if facts.uniform else 0
     return _alike("sliding", count) if first == 0 else plain
 
@@ -167,12 +167,18 @@ def searched_blocks(text: Config) -> tuple[Block, ...]:
 
 
 def llama4_blocks(text: Config) -> tuple[Block, ...]:
-    """Return the layers of Llama 4: chunks where positions rotate, everything where not."""
+    """Return the layers of Llama 4: chunks where positions rotate, everything where not.
+
+    Raises:
+        ModelConfigError: ``no_rope_layers`` does not describe every layer.
+    """
     count = layer_count(text)
     interval = whole(text, "no_rope_layer_interval", default=4)
     rotates = wholes(text, "no_rope_layers") or tuple(
         int((index + 1) % interval != 0) for index in range(count)
     )
+    if len(rotates) < count:
+        raise ModelConfigError(f"no_rope_layers names {len(rotates)} layers of {count}")
     chunk = optional_whole(text, "attention_chunk_size")
     dim = head_dim(text)
     chunked: Block = (AttentionLayer(kv_heads(text), dim, dim, chunk=chunk or None),)

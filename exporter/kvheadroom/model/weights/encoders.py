@@ -32,7 +32,9 @@ def _bert_embeddings(c: Fields, r: Ranks) -> list[Part]:
 
 
 def _labels(c: Fields) -> int:
-    return len(c.get("id2label") or ()) or c.whole("num_labels", default=2)
+    labels = c.get("id2label")
+    named = len(labels) if isinstance(labels, Mapping) else 0
+    return named or c.whole("num_labels", default=2)
 
 
 def _classified(c: Fields, r: Ranks) -> list[Part]:
@@ -104,19 +106,20 @@ def _whisper_decoder(c: Fields, r: Ranks, _index: int) -> list[Part]:
     ]
 
 
-def _whisper_encoder(c: Fields, r: Ranks) -> list[Part]:
-    """Return the encoder, and the decoder's tables, which no rank divides."""
-    width = c.hidden
-    block = [
-        *_whisper_attention(r, width),
-        *_whisper_feed_forward(r, width, c.whole("encoder_ffn_dim")),
+def _whisper_encoder(c: Fields, r: Ranks, _index: int) -> list[Part]:
+    return [
+        *_whisper_attention(r, c.hidden),
+        *_whisper_feed_forward(r, c.hidden, c.whole("encoder_ffn_dim")),
     ]
-    kernel = 3
+
+
+def _whisper_tables(c: Fields, _r: Ranks) -> list[Part]:
+    """Return the convolutions and embeddings, which no rank divides."""
+    width, kernel = c.hidden, 3
     convolutions = width * (c.whole("num_mel_bins") * kernel + 1) + width * (width * kernel + 1)
     positions = c.whole("max_source_positions") + c.whole("max_target_positions")
     return [
         Tensor(convolutions + (positions + c.whole("vocab_size")) * width),
-        *block * c.layers("encoder_layers"),
         norm(2 * width, bias=True),
     ]
 
@@ -141,7 +144,8 @@ ENCODERS: Final[Mapping[str, Family]] = {
         _whisper_decoder,
         _NO_ENDS,
         {"num_attention_heads": 1},
-        every=_whisper_encoder,
+        every=_whisper_tables,
+        encoder=_whisper_encoder,
         layers=("decoder_layers",),
     ),
 }

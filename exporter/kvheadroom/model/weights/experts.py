@@ -123,16 +123,13 @@ def _ernie_shared(c: Fields, r: Ranks, index: int) -> list[Part]:
 
 def _hunyuan_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
     """Return experts of this layer's width beside shared ones of the dense width."""
-    widths = c.get("moe_intermediate_size")
-    width = c.at("moe_intermediate_size", index) if isinstance(widths, list) else widths
-    return routed(
-        "num_experts",
-        lambda _c: int(width or c.whole("intermediate_size")),
-        shared=gated(name="mlp.shared_mlp"),
-    )(c, r, index)
+    stated = c.get("moe_intermediate_size") is not None
+    width = c.whole_at("moe_intermediate_size" if stated else "intermediate_size", index)
+    return routed("num_experts", lambda _c: width, shared=gated(name="mlp.shared_mlp"))(c, r, index)
 
 
-def _granite_shared(c: Fields, r: Ranks, index: int) -> list[Part]:
+def granite_shared(c: Fields, r: Ranks, index: int) -> list[Part]:
+    """Return the dense layer that Granite's classes may have beside their experts."""
     if not c.count("shared_intermediate_size"):
         return []
     return gated(
@@ -143,15 +140,12 @@ def _granite_shared(c: Fields, r: Ranks, index: int) -> list[Part]:
     )(c, r, index)
 
 
+BLOCK_SPARSE: Final = routed("num_local_experts", "intermediate_size", name="block_sparse_moe")
 _GRANITE_MOE: Final = Family(
     layer(
         grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"),
-        routed(
-            "num_local_experts",
-            "intermediate_size",
-            name="block_sparse_moe",
-            shared=_granite_shared,
-        ),
+        BLOCK_SPARSE,
+        granite_shared,
     ),
     EVERY_STAGE,
 )
@@ -196,7 +190,7 @@ EXPERTS: Final[Mapping[str, Family]] = {
     "MixtralForCausalLM": Family(
         layer(
             grouped_attention(),
-            routed("num_local_experts", "intermediate_size", name="block_sparse_moe"),
+            BLOCK_SPARSE,
         ),
         EVERY_STAGE,
     ),
@@ -222,7 +216,7 @@ EXPERTS: Final[Mapping[str, Family]] = {
     "PhiMoEForCausalLM": Family(
         layer(
             grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"),
-            routed("num_local_experts", "intermediate_size", name="block_sparse_moe"),
+            BLOCK_SPARSE,
             norm_bias=True,
         ),
         Ends(embedding="every", head="every", norm="every", norm_bias=True, head_bias=True),

@@ -73,6 +73,7 @@ class Family:
         tower: An encoder of other modalities, on every stage, from the whole config.
         nested: The language model's fields are in ``text_config`` where there is one.
         staged: Stages divide the layers; otherwise each holds all of them.
+        encoder: One of the ``encoder_layers`` that stages divide like the decoder's.
         layers: Names of the field that counts the layers.
     """
 
@@ -83,6 +84,7 @@ class Family:
     tower: Extra | None = None
     nested: bool = False
     staged: bool = True
+    encoder: Block | None = None
     layers: tuple[str, ...] = ("num_hidden_layers", "n_layer", "num_layers")
 
 

@@ -44,11 +44,21 @@ class Fields:
             ModelConfigError: None is set and *default* is ``None``, or the value is no such number.
         """
         value = self.get(*names)
-        value = default if value is None else value
+        return self._checked(" or ".join(names), default if value is None else value)
+
+    def whole_at(self, name: str, layer: int) -> int:
+        """Return *name*, which may be stated once or for each layer.
+
+        Raises:
+            ModelConfigError: It is missing, or no whole number above 0.
+        """
+        value = self.get(name)
+        return self._checked(name, self.at(name, layer) if isinstance(value, list) else value)
+
+    def _checked(self, name: str, value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _LARGEST:
             raise ModelConfigError(
-                f"{self.architecture}: {' or '.join(names)} must be a whole number above 0, "
-                f"not {value!r:.60}"
+                f"{self.architecture}: {name} must be a whole number above 0, not {value!r:.60}"
             )
         return value
 
@@ -69,7 +79,7 @@ class Fields:
         return default if value is None or value == 0 else self.whole(*names)
 
     def number(self, name: str, default: float) -> float:
-        """Return a real number.
+        """Return a real number above 0.
 
         Raises:
             ModelConfigError: It is something else.
@@ -78,6 +88,8 @@ class Fields:
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelConfigError(f"{self.architecture}: {name} must be a number")
+        if not 0 < value < _LARGEST:
+            raise ModelConfigError(f"{self.architecture}: {name} must be above 0 and finite")
         return float(value)
 
     def says(self, rule: Rule) -> bool:
@@ -143,4 +155,4 @@ class Fields:
     @property
     def tied(self) -> bool:
         """The output head is the embedding."""
-        return bool(self.get("tie_word_embeddings"))
+        return bool(self.get("tie_embedding", "tie_word_embeddings"))

@@ -100,9 +100,8 @@ def _gemma3n_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
 
 
 def _gemma3n_feed_forward(c: Fields, r: Ranks, index: int) -> list[Part]:
-    widths = c.get("intermediate_size")
-    width = c.at("intermediate_size", index) if isinstance(widths, list) else widths
-    return gated(lambda _c: int(width))(c, r, index)
+    width = c.whole_at("intermediate_size", index)
+    return gated(lambda _c: width)(c, r, index)
 
 
 def _gemma3n_mixing(c: Fields, _r: Ranks, _index: int) -> list[Part]:

@@ -5,8 +5,13 @@ from typing import Final
 
 from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.weights.attention import grouped_attention, latent_attention
-from kvheadroom.model.weights.experts import after_dense_layers, qwen_routed
-from kvheadroom.model.weights.experts import sparse_by_step as _sparse_by_step
+from kvheadroom.model.weights.experts import (
+    BLOCK_SPARSE,
+    after_dense_layers,
+    granite_shared,
+    qwen_routed,
+    sparse_by_step,
+)
 from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, plain, routed
 from kvheadroom.model.weights.fields import Fields
@@ -119,26 +124,15 @@ def _jamba_is_routed(c: Fields, index: int) -> bool:
 
 
 def _granite_feed_forward(c: Fields, r: Ranks, index: int) -> list[Part]:
-    parts: list[Part] = []
-    if c.count("num_local_experts"):
-        parts += routed("num_local_experts", "intermediate_size", name="block_sparse_moe")(
-            c, r, index
-        )
-    if c.count("shared_intermediate_size"):
-        parts += gated(
-            "shared_intermediate_size",
-            name="shared_mlp",
-            lead_in="input_linear",
-            lead_out="output_linear",
-        )(c, r, index)
-    return parts
+    shared = granite_shared(c, r, index)
+    if not c.count("num_local_experts"):
+        return shared
+    return [*BLOCK_SPARSE(c, r, index), *shared]
 
 
 def _is_granite_attention(c: Fields, index: int) -> bool:
-    kinds = c.get("layer_types") or c.get("layers_block_type")
-    if not kinds:
-        raise ModelConfigError(f"{c.architecture}: layer_types is missing")
-    return bool(kinds[index] == "attention")
+    name = "layer_types" if c.get("layer_types") else "layers_block_type"
+    return bool(c.at(name, index) == "attention")
 
 
 def _nemotron_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
@@ -293,7 +287,7 @@ HYBRID: Final[Mapping[str, Family]] = {
         Ends(embedding="first"),
     ),
     "Qwen3NextForCausalLM": Family(
-        layer(_QWEN_HYBRID, either(_sparse_by_step, qwen_routed, gated())),
+        layer(_QWEN_HYBRID, either(sparse_by_step, qwen_routed, gated())),
         Ends(embedding="every", head="every"),
     ),
     "Qwen3_5ForCausalLM": Family(QWEN3_5, _QWEN_ENDS),

@@ -41,11 +41,6 @@ def _gpt2_positions(c: Fields, _r: Ranks) -> list[Part]:
     return [Tensor(c.whole("n_positions", "max_position_embeddings") * c.hidden)]
 
 
-def _bigcode_heads(c: Fields, _layer: int) -> Heads:
-    kv = 1 if c.get("multi_query") is not False else c.heads
-    return Heads(c.heads, kv, c.head_dim, c.head_dim)
-
-
 def _opt_tables(c: Fields, r: Ranks) -> list[Part]:
     """Return the embedding, narrower than the model in the smallest one, and the positions."""
     # The first two rows of positions stand for padding.
@@ -107,16 +102,6 @@ LAYER_NORM: Final[Mapping[str, Family]] = {
         ),
         _SHIFTED,
         {"attention_bias": True},
-    ),
-    "GPTBigCodeForCausalLM": Family(
-        layer(
-            grouped_attention(heads=_bigcode_heads, qkv_bias=True, output_bias=True),
-            plain(_gpt2_width, bias=True),
-            norm_bias=True,
-        ),
-        _SHIFTED,
-        _TIED,
-        every=_gpt2_positions,
     ),
     "Starcoder2ForCausalLM": Family(
         layer(

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from math import gcd
 from typing import Any, Final
 
@@ -25,6 +26,48 @@ _MXFP4_BLOCK: Final = 32
 _NVFP4_BLOCK: Final = 16
 # vLLM gives up on blocks smaller than this.
 _LEAST_BLOCK: Final = 32
+_BITS: Final = (2, 3, 4, 8)
+# Of weights that vLLM quantizes while it loads them.
+_ONLINE_BLOCK: Final = (128, 128)
+_REGEX: Final = "re:"
+_NESTED_REPEAT: Final = re.compile(r"[+*}]\)[+*{]")
+_EXPERTS: Final = ".experts"
+
+
+def _exact(ignored: tuple[str, ...], module: str) -> bool:
+    """Return whether a list of whole names holds *module*; one expert stands for all."""
+    if module in ignored:
+        return True
+    return module.endswith(_EXPERTS) and any(module in entry for entry in ignored)
+
+
+def _substring(ignored: tuple[str, ...], module: str) -> bool:
+    return any(entry in module for entry in ignored)
+
+
+def _wildcard(ignored: tuple[str, ...], module: str) -> bool:
+    return any(entry in module or fnmatchcase(module, entry) for entry in ignored)
+
+
+def _pattern(ignored: tuple[str, ...], module: str) -> bool:
+    for entry in ignored:
+        if entry.startswith(_REGEX):
+            if _compiled(entry.removeprefix(_REGEX)).match(module):
+                return True
+        elif entry == module:
+            return True
+    return False
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    # A repeated group that itself repeats can take forever on a short name.
+    if _NESTED_REPEAT.search(pattern):
+        raise ModelConfigError(f"quantization_config: the pattern {pattern[:60]!r} is not followed")
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ModelConfigError(f"quantization_config: {pattern[:60]!r} is no pattern") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +92,7 @@ class Quantization:
         linear: Of a linear layer; ``None`` leaves linear layers in the model's dtype.
         experts: Of routed experts of a given shape.
         ignored: Modules that stay in the model's dtype.
-        matches: Whether one entry of *ignored* means a module.
+        matches: Whether *ignored* means a module.
         cache_scales: Beside each attention.
     """
 
@@ -57,7 +100,7 @@ class Quantization:
     linear: Store | None
     experts: Callable[[Experts], Store]
     ignored: tuple[str, ...] = ()
-    matches: Callable[[str, str], bool] = field(default=lambda entry, module: entry in module)
+    matches: Callable[[tuple[str, ...], str], bool] = _substring
     cache_scales: CacheScaleTypes = CacheScaleTypes()
 
     def linear_bytes(self, part: Linear, prefix: str, dtype_bytes: int) -> int:
@@ -83,8 +126,7 @@ class Quantization:
         """Return whether *module*, or what is fused into it, is left in the model's dtype."""
         if not self.ignored:
             return False
-        names = _unfused(module)
-        return any(self.matches(entry, name) for entry in self.ignored for name in names)
+        return any(self.matches(self.ignored, name) for name in _unfused(module))
 
 
 _FUSED: Final = {
@@ -100,27 +142,6 @@ def _unfused(module: str) -> tuple[str, ...]:
     """Return the names that an ignore list may give a fused module."""
     parent, _, last = module.rpartition(".")
     return tuple(f"{parent}.{name}" for name in _FUSED.get(last, (last,)))
-
-
-def _same_module(entry: str, module: str) -> bool:
-    return entry == module or module.startswith(entry + ".")
-
-
-def _pattern(entry: str, module: str) -> bool:
-    if entry.startswith("re:"):
-        try:
-            return re.match(entry[3:], module) is not None
-        except re.error:
-            return False
-    return _same_module(entry, module)
-
-
-def _wildcard(entry: str, module: str) -> bool:
-    return fnmatchcase(module, entry) or _same_module(entry.removesuffix("*").rstrip("."), module)
-
-
-def _part_of_path(entry: str, module: str) -> bool:
-    return f".{entry}." in f".{module}."
 
 
 _FLOAT_CACHE_SCALES: Final = CacheScaleTypes(typed=4)
@@ -161,16 +182,27 @@ def _online(asked: str) -> Quantization:
     if asked in {"fp8", "fp8_per_tensor"}:
         store = scaled_bytes(per_row=False, static_input=False)
         return Quantization(asked, store, _any_shape(store))
+    if asked == "fp8_per_block":
+        store = block_scaled_bytes(*_ONLINE_BLOCK)
+        return Quantization(asked, store, _any_shape(store))
     if asked == "bitsandbytes":
         return Quantization(asked, bitsandbytes, _any_shape(bitsandbytes))
     raise ModelConfigError(f"--quantization {asked}: config.json has no quantization_config for it")
 
 
-def _whole(stated: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = stated.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ModelConfigError(f"quantization_config: {name} must be a whole number")
+def _group(stated: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    """Return the inputs that share a scale; -1 is all of them."""
+    value = next((stated[name] for name in names if stated.get(name) is not None), default)
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
+        raise ModelConfigError(f"quantization_config: {' or '.join(names)} is not a group's size")
     return value
+
+
+def _bits(stated: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        if (bits := stated.get(name)) in _BITS:
+            return int(bits)
+    raise ModelConfigError(f"quantization_config: {' or '.join(names)} must be one of {_BITS}")
 
 
 def _names(stated: Mapping[str, Any], *fields: str) -> tuple[str, ...]:
@@ -183,8 +215,8 @@ def _names(stated: Mapping[str, Any], *fields: str) -> tuple[str, ...]:
 
 def _awq(stated: Mapping[str, Any], _config: Mapping[str, Any]) -> Quantization:
     store = grouped_integers(
-        _whole(stated, "bits", stated.get("w_bit")),
-        _whole(stated, "group_size", stated.get("q_group_size")),
+        _bits(stated, "bits", "w_bit"),
+        _group(stated, "group_size", "q_group_size"),
         zeros=stated.get("zero_point") is not False,
         index=False,
     )
@@ -192,11 +224,12 @@ def _awq(stated: Mapping[str, Any], _config: Mapping[str, Any]) -> Quantization:
 
 
 def _gptq(stated: Mapping[str, Any], _config: Mapping[str, Any]) -> Quantization:
-    bits, group = _whole(stated, "bits"), _whole(stated, "group_size")
+    bits, group = _bits(stated, "bits"), _group(stated, "group_size")
     # A zero point is allocated for symmetric checkpoints, too.
     linear = grouped_integers(bits, group, zeros=True, index=bool(stated.get("desc_act")))
+    experts = grouped_integers(bits, group, zeros=True, index=False)
     return Quantization(
-        "gptq", linear, _any_shape(linear), _names(stated, "modules_in_block_to_not_quantize")
+        "gptq", linear, _any_shape(experts), _names(stated, "modules_in_block_to_not_quantize")
     )
 
 
@@ -206,9 +239,7 @@ def _fp8(stated: Mapping[str, Any], config: Mapping[str, Any]) -> Quantization:
     if not isinstance(block, list):
         static = stated.get("activation_scheme") == "static"
         store = scaled_bytes(per_row=False, static_input=static)
-        return Quantization(
-            "fp8", store, _any_shape(store), ignored, _part_of_path, _FLOAT_CACHE_SCALES
-        )
+        return Quantization("fp8", store, _any_shape(store), ignored, _exact, _FLOAT_CACHE_SCALES)
     rows, inputs = _block(block)
     # DeepSeek-V4 states its experts' format beside the rest's, and its scales are exponents.
     four_bits = config.get("expert_dtype") == "fp4"
@@ -219,7 +250,7 @@ def _fp8(stated: Mapping[str, Any], config: Mapping[str, Any]) -> Quantization:
         block_scaled_bytes(rows, inputs, scale_bytes),
         experts if four_bits else _refined(rows, inputs),
         ignored,
-        _part_of_path,
+        _exact,
         _FLOAT_CACHE_SCALES,
     )
 
@@ -250,6 +281,12 @@ def _refined(rows: int, inputs: int) -> Callable[[Experts], Store]:
     return experts
 
 
+def _fbgemm_fp8(stated: Mapping[str, Any], _config: Mapping[str, Any]) -> Quantization:
+    store = scaled_bytes(per_row=True, static_input=True)
+    ignored = _names(stated, "modules_to_not_convert")
+    return Quantization("fbgemm_fp8", store, _any_shape(store), ignored, _exact)
+
+
 def _mxfp4(_stated: Mapping[str, Any], _config: Mapping[str, Any]) -> Quantization:
     # Only the experts of gpt-oss are stored so.
     store = four_bit_floats(_MXFP4_BLOCK, scales_per_matrix=0)
@@ -264,7 +301,7 @@ def _modelopt(stated: Mapping[str, Any], _config: Mapping[str, Any]) -> Quantiza
     if algorithm == "FP8":
         store = scaled_bytes(per_row=False, static_input=True)
     elif algorithm == "NVFP4":
-        block = _whole(fields, "group_size", _NVFP4_BLOCK)
+        block = _group(fields, "group_size", default=_NVFP4_BLOCK)
         store = four_bit_floats(block, scales_per_matrix=2)
     else:
         raise ModelConfigError(f"quantization_config: quant_algo {algorithm!r:.40} is not known")
@@ -277,10 +314,8 @@ def _bitsandbytes(stated: Mapping[str, Any], _config: Mapping[str, Any]) -> Quan
     skipped = _names(stated, "llm_int8_skip_modules")
     if stated.get("load_in_8bit"):
         store = scaled_bytes(per_row=True, static_input=False)
-        return Quantization("bitsandbytes", store, _any_shape(store), skipped, _part_of_path)
-    return Quantization(
-        "bitsandbytes", bitsandbytes, _any_shape(bitsandbytes), skipped, _part_of_path
-    )
+        return Quantization("bitsandbytes", store, _any_shape(store), skipped, _substring)
+    return Quantization("bitsandbytes", bitsandbytes, _any_shape(bitsandbytes), skipped, _substring)
 
 
 def _compressed_tensors(stated: Mapping[str, Any], _config: Mapping[str, Any]) -> Quantization:
@@ -304,16 +339,17 @@ def _compressed_tensors(stated: Mapping[str, Any], _config: Mapping[str, Any]) -
 
 
 def _compressed_store(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> Store:
-    bits, kind = _whole(weights, "num_bits"), weights.get("type")
+    bits, kind = _bits(weights, "num_bits"), weights.get("type")
     strategy = weights.get("strategy")
-    group = weights.get("group_size")
     if bits == 4 and kind == "float":  # noqa: PLR2004 - bits
-        return four_bit_floats(int(group or _NVFP4_BLOCK), scales_per_matrix=2)
+        return four_bit_floats(
+            _group(weights, "group_size", default=_NVFP4_BLOCK), scales_per_matrix=2
+        )
     if not inputs and kind == "int":
         return with_shape(
             grouped_integers(
                 bits,
-                int(group) if strategy == "group" and group else -1,
+                _group(weights, "group_size") if strategy == "group" else -1,
                 zeros=weights.get("symmetric") is False,
                 index=weights.get("actorder") == "group",
             )
@@ -331,6 +367,7 @@ _READERS: Final[Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Qu
     "awq": _awq,
     "gptq": _gptq,
     "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm_fp8,
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,

@@ -72,7 +72,7 @@ def four_bit_floats(block: int, *, scales_per_matrix: int) -> Store:
 
     def store(inputs: int, rows: tuple[int, ...], _dtype_bytes: int) -> int:
         outputs = sum(rows)
-        packed = inputs * outputs // 2 + _ceil(inputs, block) * outputs
+        packed = inputs * outputs // 2 + _ceil(inputs, block if block > 0 else inputs) * outputs
         return packed + SCALE_BYTES * scales_per_matrix * len(rows)
 
     return store

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -43,6 +43,7 @@ def weights_bytes(
     dtype: str | None = None,
     quantization: str | None = None,
     capability: tuple[int, int] | None = None,
+    runner: str = "generate",
 ) -> tuple[int, ...]:
     """Return the bytes of parameters on one rank of every pipeline stage, first stage first.
 
@@ -55,6 +56,7 @@ def weights_bytes(
         dtype: ``--dtype``; ``None`` or ``auto`` follows vLLM's rule for the checkpoint's dtype.
         quantization: ``--quantization``; ``None`` follows the checkpoint.
         capability: Compute capability of the GPU; some kernels pad experts to their tiles.
+        runner: ``pooling`` builds no output head.
 
     Raises:
         ModelConfigError: The class or the quantization is not known, a field is missing, or the
@@ -64,44 +66,51 @@ def weights_bytes(
         Parameters as vLLM 0.32's model classes create them; buffers and what kernels add after
         loading are not in it.
     """
-    key = json.dumps(config, sort_keys=True, default=str)
-    return _cached(
-        key,
-        tensor_parallel,
+    asked = _Asked(
+        Ranks(
+            tensor_parallel,
+            tensor_parallel * data_parallel if expert_parallel else 1,
+            1 if expert_parallel else tensor_parallel * data_parallel,
+        ),
         pipeline_parallel,
-        data_parallel,
-        expert_parallel,
         dtype,
         quantization,
         capability,
+        runner == "pooling",
     )
+    if min(tensor_parallel, pipeline_parallel, data_parallel) < 1:
+        raise ModelConfigError("a model is held by one rank or more")
+    return _stages(json.dumps(config, sort_keys=True, default=str), asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Everything beside the config that decides about weights."""
+
+    ranks: Ranks
+    stages: int
+    dtype: str | None
+    quantization: str | None
+    capability: tuple[int, int] | None
+    headless: bool
 
 
 @lru_cache(maxsize=1024)
-def _cached(
-    text: str,
-    tensor: int,
-    stages: int,
-    data: int,
-    expert_parallel: bool,
-    dtype: str | None,
-    quantization: str | None,
-    capability: tuple[int, int] | None,
-) -> tuple[int, ...]:
+def _stages(text: str, asked: _Asked) -> tuple[int, ...]:
     config = json.loads(text)
     family, fields = _family(config)
-    together = tensor * data
-    ranks = Ranks(tensor, together if expert_parallel else 1, 1 if expert_parallel else together)
+    if asked.headless:
+        family = replace(family, ends=replace(family.ends, head="none"))
     storage = Storage(
-        read_quantization(config, quantization),
-        _element_bytes(config, dtype, capability),
-        capability,
+        read_quantization(config, asked.quantization),
+        _element_bytes(config, asked.dtype, asked.capability),
+        asked.capability,
     )
     layers = fields.layers(*family.layers)
-    if not 0 < stages <= layers:
-        raise ModelConfigError(f"{fields.architecture}: {stages} stages for {layers} layers")
-    model = _Model(family, config, fields, ranks, storage)
-    return tuple(_stage(model, layers, stages, stage) for stage in range(stages))
+    if asked.stages > layers:
+        raise ModelConfigError(f"{fields.architecture}: {asked.stages} stages for {layers} layers")
+    model = _Model(family, config, fields, asked.ranks, storage)
+    return tuple(_stage(model, layers, asked.stages, stage) for stage in range(asked.stages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +143,14 @@ def _family(config: Mapping[str, Any]) -> tuple[Family, Fields]:
     family = FAMILIES.get(name)
     if family is None:
         raise ModelConfigError(
-            f"{name:.80} is not known: its layers' shapes would settle it "
-            "(attention, feed-forward, norms, biases)"
+            f"{name:.80}: the parameters of this class are not known; the sizes in its "
+            "safetensors headers, or the index's metadata.total_size, would settle them"
         )
+    text = config.get("text_config")
     values = config
-    if family.nested and isinstance(config.get("text_config"), Mapping):
-        values = {"tie_word_embeddings": config.get("tie_word_embeddings"), **config["text_config"]}
+    if family.nested and isinstance(text, Mapping):
+        outer = config.get("tie_word_embeddings")
+        values = text if outer is None else {**text, "tie_word_embeddings": outer}
     return family, Fields(name, values, family.defaults)
 
 
@@ -166,6 +177,9 @@ def _stage(model: _Model, layers: int, stages: int, stage: int) -> int:
     held = stage_layers(layers, stages, stage) if family.staged else range(layers)
     for index in held:
         total += _bytes(family.block(c, r, index), f"model.layers.{index}.", model.storage)
+    if family.encoder:
+        for index in stage_layers(c.layers("encoder_layers"), stages, stage):
+            total += _bytes(family.encoder(c, r, index), f"encoder.layers.{index}.", model.storage)
     return total
 
 

@@ -72,6 +72,40 @@ def _qwen3_tower(c: Fields, r: Ranks) -> list[Part]:
     ]
 
 
+def _qwen2_tower(c: Fields, r: Ranks) -> list[Part]:
+    v = c.part("vision_config")
+    width = v.whole("embed_dim")
+    inner = int(width * v.number("mlp_ratio", 4.0))
+    block = _block(r, width, inner, gated=False, norm_bias=True)
+    merged = width * v.whole("spatial_merge_size", default=2) ** 2
+    return [
+        Tensor(_patch(v, width)),
+        norm(width, bias=True),
+        *block * v.layers("depth"),
+        *_merger(r, merged, v.hidden),
+    ]
+
+
+def _llama4_tower(c: Fields, r: Ranks) -> list[Part]:
+    """Return Llama 4's encoder, the adapter behind it and the projector to the text's width."""
+    v = c.part("vision_config")
+    width, patch = v.hidden, v.whole("patch_size")
+    positions = (v.whole("image_size") // patch) ** 2 + 1
+    block = _block(r, width, v.whole("intermediate_size"), gated=False, norm_bias=True)
+    lead, out = v.whole("projector_input_dim"), v.whole("projector_output_dim")
+    shuffled = int(width / v.number("pixel_shuffle_ratio", 0.5) ** 2)
+    text = c.part("text_config").hidden
+    return [
+        Tensor((1 + positions) * width),
+        column(r, "vision_model.patch_embedding", 3 * patch * patch, width, quantizable=False),
+        norm(2 * width, bias=True),
+        *block * v.layers("num_hidden_layers"),
+        column(r, "vision_model.adapter.fc1", shuffled, lead, quantizable=False),
+        row(r, "vision_model.adapter.fc2", lead, out, quantizable=False),
+        column(r, "multi_modal_projector", v.whole("vision_output_dim"), text, quantizable=False),
+    ]
+
+
 def _pixtral_tower(c: Fields, r: Ranks) -> list[Part]:
     """Return Mistral's encoder and the projector that merges its patches."""
     v = c.part("vision_config")
@@ -122,6 +156,8 @@ _SIGLIP_DEFAULTS: Final = {
 }
 
 VISION: Final[Mapping[str, Family]] = {
+    "Qwen2VLForConditionalGeneration": _seeing(DENSE["Qwen2ForCausalLM"], _qwen2_tower),
+    "Llama4ForConditionalGeneration": _seeing(EXPERTS["Llama4ForCausalLM"], _llama4_tower),
     "Qwen2_5_VLForConditionalGeneration": _seeing(DENSE["Qwen2ForCausalLM"], _qwen2_5_tower),
     "Qwen3VLForConditionalGeneration": _seeing(DENSE["Qwen3ForCausalLM"], _qwen3_tower),
     "Qwen3VLMoeForConditionalGeneration": _seeing(EXPERTS["Qwen3MoeForCausalLM"], _qwen3_tower),
