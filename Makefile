@@ -31,7 +31,7 @@ bench: $(STAMP)
 golden: $(STAMP)
 	$(BIN)/kvheadroom metrics-doc --format surface > tests/golden/metric_surface.txt
 
-## test-vllm: make a real vLLM on this CPU (4 minutes, 3.5 GB once) and check every gauge against it
+## test-vllm: make a real vLLM on this CPU (4 minutes, 3.5 GB once), serve four tiny families and check every gauge and allocation against it
 test-vllm: $(STAMP)
 	$(BIN)/python -m pytest -m real_vllm tests/real_vllm
 

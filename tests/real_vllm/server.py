@@ -1,16 +1,21 @@
-"""A real vLLM on loopback with a pool that is small on purpose, and the load that overruns it."""
+"""A real vLLM on loopback, and the load that overruns a small pool of it."""
 
 import json
 import os
 import random
 import re
+import shlex
+import socket
 import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+from prometheus_client.parser import text_string_to_metric_families
 
 #: 200 blocks of 128 tokens: forty requests of 300 + 1,500 tokens overrun it within 20 s.
 BLOCKS = 200
@@ -19,26 +24,33 @@ API_KEY = "sk-real-vllm-test"
 
 
 class RealVllm:
-    """One ``vllm serve`` process, ended by its pid."""
+    """One ``vllm serve`` process on a free loopback port, ended by its pid."""
 
-    def __init__(self, home: Path, log: Path, port: int) -> None:
+    def __init__(
+        self,
+        home: Path,
+        model: Path,
+        log: Path,
+        *flags: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.target = f"127.0.0.1:{port}"
-        self.model = home / "model"
+        self.model = model
         self._log = log
         command = [
-            str(home / "venv/bin/vllm"), "serve", str(self.model), "--host", "127.0.0.1",
-            "--port", str(port), "--served-model-name", "tiny", "--enforce-eager",
-            "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "64",
-            "--num-gpu-blocks-override", str(BLOCKS),
+            str(home / "venv/bin/vllm"), "serve", str(model), "--host", "127.0.0.1",
+            "--port", str(port), "--served-model-name", "tiny", "--enforce-eager", *flags,
         ]  # fmt: skip
         offline = {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_API_KEY": API_KEY,
+            **(environment or {}),
         }
+        self.command_line = shlex.join(command)
         with log.open("wb") as out:
             self.process = subprocess.Popen(
                 command, stdout=out, stderr=out, env={**os.environ, **offline}
@@ -58,15 +70,46 @@ class RealVllm:
             except OSError:
                 time.sleep(0.5)
 
-    def logged_tokens(self) -> int:
-        """The capacity that vLLM printed at start."""
-        match = re.search(r"KV cache size: ([\d,]+) tokens", self.log_text())
-        assert match is not None
-        return int(match[1].replace(",", ""))
+    def logged(self, pattern: str) -> tuple[str, ...]:
+        """The groups of *pattern* where the log first has it, thousands separators removed."""
+        match = re.search(pattern, self.log_text())
+        assert match is not None, f"never logged: {pattern}"
+        return tuple(group.replace(",", "") for group in match.groups())
 
     def page(self) -> str:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
             return str(response.read().decode())
+
+    def cache_config(self) -> dict[str, str]:
+        """The labels of ``vllm:cache_config_info``."""
+        return next(
+            sample.labels
+            for family in text_string_to_metric_families(self.page())
+            for sample in family.samples
+            if sample.name == "vllm:cache_config_info"
+        )
+
+    def ask(self, path: str, body: object = None) -> dict[str, Any]:
+        """The answer to a GET, or to a POST of *body*."""
+        request = urllib.request.Request(
+            f"{self.url}{path}",
+            None if body is None else json.dumps(body).encode(),
+            {"Content-Type": "application/json", "Authorization": f"Bearer {API_KEY}"},
+        )
+        with urllib.request.urlopen(request, timeout=300) as response:
+            answer: dict[str, Any] = json.loads(response.read())
+            return answer
+
+    def complete(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Answer a random prompt with exactly *output_tokens*."""
+        prompt = [random.randrange(256) for _ in range(prompt_tokens)]
+        body = {
+            "model": "tiny",
+            "prompt": prompt,
+            "max_tokens": output_tokens,
+            "ignore_eos": True,
+        }
+        self.ask("/v1/completions", body)
 
     def start_load(self, requests: int, prompt_tokens: int, output_tokens: int) -> "Load":
         return Load(self, requests, prompt_tokens, output_tokens)
@@ -92,12 +135,15 @@ class Load:
         self.failed: list[str] = []
         self._threads = [
             threading.Thread(
-                target=self._complete, args=(server.url, prompt_tokens, output_tokens), daemon=True
+                target=self._complete, args=(server, prompt_tokens, output_tokens), daemon=True
             )
             for _ in range(requests)
         ]
         for thread in self._threads:
             thread.start()
+
+    def is_running(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
 
     def wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -105,20 +151,24 @@ class Load:
             thread.join(max(0.0, deadline - time.monotonic()))
             assert not thread.is_alive(), "the load did not finish in time"
 
-    def _complete(self, url: str, prompt_tokens: int, output_tokens: int) -> None:
-        body = {
-            "model": "tiny",
-            "prompt": [random.randrange(256) for _ in range(prompt_tokens)],
-            "max_tokens": output_tokens,
-            "ignore_eos": True,
-        }
-        request = urllib.request.Request(
-            f"{url}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json", "Authorization": f"Bearer {API_KEY}"},
-        )
+    def _complete(self, server: RealVllm, prompt_tokens: int, output_tokens: int) -> None:
         try:
-            with urllib.request.urlopen(request, timeout=300) as response:
-                response.read()
+            server.complete(prompt_tokens, output_tokens)
         except (OSError, urllib.error.URLError) as error:
             self.failed.append(str(error))
+
+
+def reported(page: str, name: str) -> float:
+    """The sum of the samples of ``vllm:name`` on a page of vLLM's."""
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == f"vllm:{name}"
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

@@ -4,24 +4,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.exporter import Exporter
-from tests.real_vllm.server import API_KEY, BLOCKS, MAX_MODEL_LEN, RealVllm
+from tests.real_vllm.server import API_KEY, BLOCKS, MAX_MODEL_LEN, RealVllm, reported
 
 pytestmark = pytest.mark.real_vllm
 
 BLOCK_TOKENS = 128
 # Four layers, two KV heads of 32, two bytes, a key and a value: from the model that was made.
 BYTES_PER_BLOCK = 2 * 4 * 2 * 32 * 2 * BLOCK_TOKENS
-
-
-def reported(page: str, name: str) -> float:
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if sample.name == f"vllm:{name}"
-    )
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +32,8 @@ def test_an_idle_server(vllm: RealVllm, exporter: Exporter) -> None:
 
     assert exporter.value("headroom_requests", engine=engine, context="1024") == 199 // 8
     tokens = exporter.value("kv_capacity_tokens", engine=engine, source="engine")
-    assert tokens == vllm.logged_tokens() == BLOCKS * BLOCK_TOKENS
+    (logged,) = vllm.logged(r"KV cache size: ([\d,]+) tokens")
+    assert tokens == int(logged) == BLOCKS * BLOCK_TOKENS
     assert exporter.value("kv_capacity_blocks", engine=engine) == BLOCKS
     assert exporter.value("headroom_blocks", engine=engine) == BLOCKS - 1
     assert exporter.value("headroom_context_tokens", engine=engine, context="max") == MAX_MODEL_LEN

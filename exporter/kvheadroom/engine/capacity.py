@@ -126,7 +126,7 @@ def allocate(
         plan = _plan(layers, options, draft)
     except ConfigError as error:
         return unsupported(str(error))
-    if not plan.groups:
+    if not any(plan.bytes_per_block):
         return _without_cache(plan, options)
     if options.num_gpu_blocks_override is not None:
         memory = tuple(options.num_gpu_blocks_override * size for size in plan.bytes_per_block)
