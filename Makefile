@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format bench golden test-vllm clean
+.PHONY: demo test lint format bench golden logs-report test-vllm clean
 
 ## demo: serve a simulated node on http://127.0.0.1:10420 (no GPU needed)
 demo: $(STAMP)
@@ -30,6 +30,10 @@ bench: $(STAMP)
 ## golden: rewrite tests/golden from the catalogue; read the diff before you commit it
 golden: $(STAMP)
 	$(BIN)/kvheadroom metrics-doc --format surface > tests/golden/metric_surface.txt
+
+## logs-report: public startup logs whose printed memory does not make the printed tokens, and why
+logs-report: $(STAMP)
+	$(BIN)/python -m tests.unit.startup_capacity
 
 ## test-vllm: make a real vLLM on this CPU (4 minutes, 3.5 GB once), serve four tiny families and check every gauge and allocation against it
 test-vllm: $(STAMP)
