@@ -129,7 +129,7 @@ def _command(case: dict[str, Any]) -> list[str]:
             or "default" in str(value)
         ):
             continue
-        if name == "speculative_config":
+        if value == "eagle":
             continue
         flag = f"--{_FLAGS.get(name, name)}"
         if isinstance(value, bool):
