@@ -223,7 +223,7 @@ def check_health(url: str) -> int:
 @click.option("--requests", type=click.IntRange(min=1), help="How many should be resident at once.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @click.option("--check", is_flag=True, help="Exit 1 if it does not fit.")
-def plan(requests: int | None, as_json: bool, check: bool, **given: Any) -> int:  # noqa: ANN401
+def plan(as_json: bool, check: bool, **given: Any) -> int:  # noqa: ANN401
     """Say whether servers fit on one GPU, what binds, and what to change."""
     import json  # noqa: PLC0415
 
@@ -232,10 +232,39 @@ def plan(requests: int | None, as_json: bool, check: bool, **given: Any) -> int:
 
     made = plan_from(PlanFlags(**given))
     if as_json:
-        click.echo(json.dumps(plan_text.as_record(made, requests=requests)))
+        click.echo(json.dumps(plan_text.as_record(made)))
     else:
-        click.echo(plan_text.as_text(made, requests=requests), nl=False)
+        click.echo(plan_text.as_text(made), nl=False)
     return _EXIT_FAILED if check and not made.fits else 0
+
+
+@main.command()
+@click.option("--memory", required=True, help="What the runtime can use (107.52GiB).")
+@click.option("--weights", required=True, help="The model's file, 42.52GB or 39.60GiB.")
+@click.option("--other", default="2.8GiB", show_default=True, help="Everything else.")
+@click.option(
+    "--model-config", type=click.Path(path_type=Path), required=True, help="The config.json."
+)
+@click.option("--context", required=True, help="Tokens of one request (8K).")
+@click.option("--kv-dtype", default="f16", show_default=True, help="f16 or q8_0.")
+def slots(**given: Any) -> None:  # noqa: ANN401
+    """Say how many requests fit beside the weights, for llama.cpp and its like.
+
+    Slots are memory, not a promise of latency. Where the weights alone do not fit, llama.cpp
+    offloads a part and runs slowly without saying so.
+    """
+    from kvheadroom.plan_command import SlotFlags, slots_from  # noqa: PLC0415
+    from kvheadroom.units import format_bytes  # noqa: PLC0415
+
+    found, left, each = slots_from(SlotFlags(**given))
+    if left <= 0:
+        click.echo(
+            f"the weights do not fit: {format_bytes(-left)} short; a partial offload is slow"
+        )
+        return
+    click.echo(
+        f"{int(found)} slots ({found:.1f}): {format_bytes(left)} / {format_bytes(each)} each"
+    )
 
 
 @main.command("explain-log")

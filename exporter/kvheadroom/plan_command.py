@@ -6,10 +6,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from kvheadroom.engine.budget import Estimate, exactly
+from kvheadroom.engine.budget import LLAMA_CPP_ELEMENT_BYTES, Estimate, exactly
 from kvheadroom.engine.flags import ServeCommand, parse_serve_command
+from kvheadroom.engine.options import Device, EngineOptions
+from kvheadroom.engine.request_bytes import request_bytes
 from kvheadroom.engine.versions import Version, parse_version
 from kvheadroom.errors import ConfigError
+from kvheadroom.model.config import read_model
 from kvheadroom.model.weights import bytes_by_dtype
 from kvheadroom.node.model_files import find_config, read_config
 from kvheadroom.node.safetensors_files import read_headers
@@ -24,8 +27,52 @@ from kvheadroom.units import parse_bytes, parse_token_count
 _SHIPPED: Final = files("kvheadroom.demo") / "models"
 
 
+# One rank, 16 bits an element: what other cache types are a fraction of.
+SIXTEEN_BITS: Final = EngineOptions(
+    version=(0, 32, 0),
+    device=Device(),
+    max_model_len=None,
+    max_num_batched_tokens=1,
+    max_num_seqs=1,
+    dtype="float16",
+)
+
 # A config.json, and the bytes of the tensors beside it where there are any.
 _Model = tuple[Mapping[str, Any], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFlags:
+    """The command line of ``slots``."""
+
+    memory: str
+    weights: str
+    model_config: Path
+    context: str
+    other: str = "0"
+    kv_dtype: str = "f16"
+
+
+def slots_from(flags: SlotFlags) -> tuple[float, int, int]:
+    """Return slots (not rounded down), bytes for the cache and bytes of one request.
+
+    For a runtime without a share or a profile, such as llama.cpp: what is left after weights and
+    everything else is cache.
+
+    Raises:
+        ConfigError: A flag or the model's config.json cannot be used.
+        ModelConfigError: The model is not known.
+    """
+    element_bytes = LLAMA_CPP_ELEMENT_BYTES.get(flags.kv_dtype)
+    if element_bytes is None:
+        known = ", ".join(LLAMA_CPP_ELEMENT_BYTES)
+        raise ConfigError(f"no such cache type: {flags.kv_dtype!r} (write {known})")
+    layers = read_model(read_config(flags.model_config))
+    tokens = parse_token_count(flags.context)
+    whole = request_bytes(layers, SIXTEEN_BITS, tokens)
+    left = parse_bytes(flags.memory) - parse_bytes(flags.weights) - parse_bytes(flags.other)
+    each = round(whole * element_bytes / LLAMA_CPP_ELEMENT_BYTES["f16"])
+    return left / each, left, each
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +91,7 @@ class PlanFlags:
     reserved: str | None = None
     vllm_version: str = "0.32.0"
     context: str | None = None
+    requests: int | None = None
 
 
 def plan_from(flags: PlanFlags) -> Plan:
@@ -57,7 +105,7 @@ def plan_from(flags: PlanFlags) -> Plan:
         raise ConfigError('nothing to plan: give --serve "vllm serve MODEL …" at least once')
     commands = [parse_serve_command(line, read_config=_read_yaml) for line in flags.serve]
     configs = _configs(commands, flags.model_configs)
-    pins = _pins(flags, len(commands))
+    pins = _pins(flags, commands)
     services = [
         Service(name, command, config, pin, checkpoint_bytes)
         for name, command, (config, checkpoint_bytes), pin in zip(
@@ -69,6 +117,7 @@ def plan_from(flags: PlanFlags) -> Plan:
         services,
         version=_version(flags.vllm_version),
         context_tokens=parse_token_count(flags.context) if flags.context else None,
+        requests=flags.requests,
         reserved_bytes=parse_bytes(flags.reserved) if flags.reserved else 0,
     )
 
@@ -131,7 +180,8 @@ def _model(path: Path) -> _Model:
     return read_config(path), sum(bytes_by_dtype(read_headers(folder)).values())
 
 
-def _pins(flags: PlanFlags, servers: int) -> list[Pins]:
+def _pins(flags: PlanFlags, commands: Sequence[ServeCommand]) -> list[Pins]:
+    servers = len(commands)
     columns = {
         "weights": _amounts("--weights", flags.weights, servers),
         "activation": _amounts("--activation", flags.activation, servers),
@@ -140,16 +190,26 @@ def _pins(flags: PlanFlags, servers: int) -> list[Pins]:
         "context": _amounts("--context-memory", flags.context_memory, servers),
     }
     logs = _per_server("--startup-log", flags.startup_logs, servers)
-    logged = [Pins() if path is None else _pins_of(path) for path in logs]
+    logged = [
+        Pins() if path is None else _pins_of(path, command)
+        for path, command in zip(logs, commands, strict=True)
+    ]
     return [
         Pins(**{name: column[row] for name, column in columns.items()}).over(logged[row])
         for row in range(servers)
     ]
 
 
-def _pins_of(path: str) -> Pins:
-    explanation = explain_file(path)
-    return pins_from_log(explanation.boots[-1])
+def _pins_of(path: str, command: ServeCommand) -> Pins:
+    boot = explain_file(path).boots[-1]
+    logged, planned = _last_part(boot.fact("model")), _last_part(command.model)
+    if logged and planned and logged != planned:
+        raise ConfigError(f"--startup-log {path} is of {logged}, not of {planned}")
+    return pins_from_log(boot)
+
+
+def _last_part(model: str | None) -> str:
+    return (model or "").rstrip("/").rpartition("/")[2].lower()
 
 
 def _amounts(flag: str, given: tuple[str, ...], servers: int) -> list[Estimate | None]:

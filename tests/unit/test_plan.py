@@ -180,7 +180,8 @@ def test_check_turns_the_verdict_into_an_exit_status() -> None:
     [
         (("--gpu", "12GiB"), "--serve"),
         (("--gpu", "twelve", "--serve", LLM), "no such GPU"),
-        (("--gpu", "0GiB", "--serve", LLM), "no memory"),
+        (("--gpu", "0GiB", "--serve", LLM), "more memory"),
+        (("--gpu", "80", "--serve", LLM), "more memory"),
         (("--gpu", "12GiB", "--serve", "vllm serve no/such-model"), "no config.json"),
         (("--gpu", "12GiB", "--serve", LLM, "--activation", "much"), "amount of memory"),
         (("--gpu", "12GiB", "--serve", LLM, "--weights", "1", "--weights", "2"), "--weights"),
@@ -206,3 +207,110 @@ def test_a_secret_in_a_serve_command_is_not_repeated() -> None:
 def test_a_gpu_is_named_or_measured(text: str, total: int) -> None:
     """What a driver reports of the card, and decimal gigabytes as such."""
     assert find_gpu(text).total_bytes == total
+
+
+def text_of(*arguments: str) -> str:
+    return CliRunner().invoke(main, ["plan", *arguments], catch_exceptions=False).output
+
+
+def test_an_order_for_more_blocks_than_there_is_memory_does_not_fit() -> None:
+    """20,000 blocks of 2.25 MiB are 44 GiB; vLLM believes the flag and runs out of memory."""
+    serve = "vllm serve Qwen/Qwen3-4B --max-model-len 4K --num-gpu-blocks-override 20000"
+
+    plan = planned("--gpu", "12GiB", "--serve", serve, "--activation", "0.5GiB", *KNOWN)
+
+    assert plan["verdict"] == "does not fit"
+    assert plan["services"][0]["overrun_bytes"] > 30 * GIB
+
+
+def test_an_estimate_that_straddles_the_edge_depends() -> None:
+    """Without pins, case A's embedder may or may not have memory left for a cache."""
+    plan = planned("--gpu", "12GiB", "--serve", EMBEDDER)
+
+    remainder = plan["services"][0]["remainder"]
+    assert remainder["low_bytes"] < 0 < remainder["high_bytes"]
+    assert plan["verdict"] == "depends"
+
+
+def test_a_share_that_cannot_exist_is_not_advised() -> None:
+    """Case A on 8 GiB: no re-sharing saves it, and the text says what would."""
+    said = text_of("--gpu", "8GiB", "--serve", LLM, "--activation", "2.4GiB", *KNOWN)
+
+    assert "no share of this card is enough" in said
+    assert "--gpu-memory-utilization 1" not in said
+
+
+def test_requests_that_do_not_fit_fail_the_check() -> None:
+    """Two of four resident: the server starts, and the question is still answered with no."""
+    arguments = (
+        "--gpu", "24GiB", "--serve", "vllm serve Qwen/Qwen3-8B --max-model-len 32K",
+        "--activation", "1GiB", *KNOWN, "--context", "32K", "--requests", "99",
+    )  # fmt: skip
+
+    plan = planned(*arguments)
+
+    assert plan["verdict"] == "fits"
+    assert not plan["fits"]
+    command = ["plan", "--check", *arguments]
+    assert CliRunner().invoke(main, command, standalone_mode=False).return_value == 1
+
+
+def test_max_num_seqs_bounds_the_residents() -> None:
+    """Memory for more does not help a server that runs two at a time."""
+    serve = "vllm serve Qwen/Qwen3-8B --max-model-len 4K --max-num-seqs 2"
+
+    said = text_of("--gpu", "h100", "--serve", serve, "--context", "4K", "--requests", "4")
+
+    assert "2 of 4 requests" in said
+    assert "--max-num-seqs 2" in said
+
+
+def test_a_request_longer_than_the_server_takes_is_rejected_not_queued() -> None:
+    """It never waits."""
+    serve = "vllm serve Qwen/Qwen3-8B --max-model-len 8K"
+
+    said = text_of("--gpu", "h100", "--serve", serve, "--context", "32K", "--requests", "1")
+
+    assert "rejects a request of 32,768 tokens" in said
+
+
+def test_a_log_of_another_model_is_refused(tmp_path: Path) -> None:
+    """Its figures would replace estimates with somebody else's facts."""
+    log = tmp_path / "startup.log"
+    log.write_text(
+        "INFO 11-30 09:00:00 [core.py:1] Initializing a V1 LLM engine (v0.10.2) with config: "
+        "model='google/gemma-3-4b-it'\n"
+    )
+
+    said = refused("--gpu", "h100", "--serve", LLM, "--startup-log", str(log))
+
+    assert "gemma-3-4b-it" in said
+
+
+LLAMA_33_70B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192,
+    "intermediate_size": 28672, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--memory", "107.52GiB", "--context", "8K"), "26 slots"),
+        (("--memory", "107.52GiB", "--context", "8K", "--kv-dtype", "q8_0"), "49 slots"),
+        (("--memory", "107.52GiB", "--context", "128K"), "1 slots (1.6)"),
+        (("--memory", "12GiB", "--context", "8K"), "do not fit"),
+    ],
+)
+def test_case_c_llama_cpp(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    """Llama 3.3 70B Q4, 42.52 GB: the Mac's tiers and the 12 GiB card of case C."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA_33_70B))
+
+    result = CliRunner().invoke(
+        main, ["slots", "--weights", "42.52GB", "--model-config", str(config), *arguments]
+    )
+
+    assert said in result.output

@@ -37,9 +37,12 @@ def _from_logs(low_gib: float, median_gib: float, high_gib: float) -> Estimate:
 
 
 # 10th, 50th and 90th percentile of what vLLM 0.6 to 0.29 printed at start, in public logs of
-# models from 0.1 to 160 GiB: 34 activation peaks, 27 non-torch figures, 34 graph captures. They
-# depend on model, batch size and driver more than on anything that is known beforehand.
-ACTIVATION: Final = _from_logs(0.45, 1.83, 6.31)
+# models from 0.1 to 160 GiB: 34 activation peaks (10 of them of models below 4 GiB), 27 non-torch
+# figures, 34 graph captures. They depend on model, batch size and driver more than on anything
+# that is known beforehand.
+_SMALL_ACTIVATION: Final = _from_logs(0.25, 0.76, 1.63)
+_LARGE_ACTIVATION: Final = _from_logs(0.76, 2.4, 6.5)
+_SMALL_WEIGHTS_BYTES: Final = 4 * GIB
 NON_TORCH: Final = _from_logs(0.02, 0.13, 2.18)
 CUDA_GRAPHS: Final = _from_logs(0.04, 0.58, 3.06)
 NO_BYTES: Final = exactly(0, "computed")
@@ -47,6 +50,12 @@ NO_BYTES: Final = exactly(0, "computed")
 # A process' CUDA context and NCCL buffers lie outside its share; sizes of 0.3 GiB and more are
 # reported, none is documented.
 CONTEXT: Final = Estimate(280 * MIB, 300 * MIB, 1024 * MIB, "table")
+
+
+def activation_of(weights_bytes: int) -> Estimate:
+    """Return the activation peak that is usual for a model of that size."""
+    small = weights_bytes < _SMALL_WEIGHTS_BYTES
+    return _SMALL_ACTIVATION if small else _LARGE_ACTIVATION
 
 
 @dataclass(frozen=True, slots=True)

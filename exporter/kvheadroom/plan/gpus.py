@@ -20,6 +20,9 @@ PRESETS: Final[Mapping[str, Device]] = {
 }
 
 
+_ALIASES: Final = {"a100-80gb": "a100", "h100": "h100-80gb", "rtx5090": "5090"}
+
+
 def find_gpu(text: str) -> Device:
     """Return the GPU that *text* names: a preset, or an amount of memory such as ``12GiB``.
 
@@ -30,8 +33,10 @@ def find_gpu(text: str) -> Device:
         ConfigError: Neither.
     """
     key = text.lower().replace(" ", "").replace("_", "-")
-    if key in PRESETS:
-        return PRESETS[key]
+    for name, device in PRESETS.items():
+        # A driver's own name for the card will do as well.
+        if key in {name, _ALIASES.get(name), (device.name or "").lower().replace(" ", "")}:
+            return device
     try:
         total_bytes = parse_bytes(text)
     except ConfigError as error:
@@ -39,6 +44,6 @@ def find_gpu(text: str) -> Device:
         raise ConfigError(
             f"no such GPU: {text!r} (write an amount like 24GiB, or {known})"
         ) from error
-    if total_bytes == 0:
-        raise ConfigError(f"a GPU has more than no memory: {text!r}")
+    if total_bytes < MIB:
+        raise ConfigError(f"a GPU has more memory than {text!r} (write 24GiB)")
     return Device(total_bytes=total_bytes)

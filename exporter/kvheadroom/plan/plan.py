@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kvheadroom.engine import budget
 from kvheadroom.engine.budget import CardBudget, Demand, Estimate, InstanceBudget, exactly
@@ -21,6 +21,9 @@ from kvheadroom.model.layers import ModelLayers
 
 # From here on vLLM sets the graphs' estimate aside before it sizes the cache.
 _GRAPHS_SET_ASIDE: Final[Version] = (0, 20, 0)
+
+
+Verdict = Literal["fits", "depends", "does not fit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,9 @@ class PlannedService:
             cache, or when it refuses.
         request_bytes: The ideal payload of one such request, before blocks and padding; ``None``
             where it has no simple form.
+        starts_at_best: Whether it would start with the least of everything that is estimated.
+        overrun_bytes: What the blocks it is told to make take beyond what is left; vLLM believes
+            such an order and runs out of memory.
     """
 
     name: str
@@ -85,6 +91,17 @@ class PlannedService:
     outcome: Allocation | Refusal | None
     resident: int | None = None
     request_bytes: int | None = None
+    starts_at_best: bool = True
+    overrun_bytes: int = 0
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it starts on the memory that is left to it."""
+        if self.overrun_bytes > 0:
+            return "does not fit"
+        if isinstance(self.outcome, Refusal):
+            return "depends" if self.starts_at_best else "does not fit"
+        return "fits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +114,7 @@ class Plan:
         services: Each of them, in the order of their start.
         refused: Positions of those that find too little memory free at their start.
         context_tokens: The length asked about.
+        requests: How many of that length each server should hold at once; ``None`` asks nothing.
     """
 
     device: Device
@@ -104,12 +122,27 @@ class Plan:
     services: tuple[PlannedService, ...]
     refused: tuple[int, ...]
     context_tokens: int | None
+    requests: int | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether every server starts, in this order."""
+        if self.refused or self.card.unallocated_bytes < 0:
+            return "does not fit"
+        verdicts = {service.verdict for service in self.services}
+        worse: tuple[Verdict, ...] = ("does not fit", "depends")
+        return next((verdict for verdict in worse if verdict in verdicts), "fits")
 
     @property
     def fits(self) -> bool:
-        """Whether every server starts, in this order."""
-        starts = all(not isinstance(service.outcome, Refusal) for service in self.services)
-        return starts and not self.refused and self.card.unallocated_bytes >= 0
+        """Whether every server starts and holds as many requests as were asked for."""
+        return self.verdict == "fits" and all(self.holds(service) for service in self.services)
+
+    def holds(self, service: PlannedService) -> bool:
+        """Return whether *service* holds as many requests at once as were asked for."""
+        if self.requests is None or service.resident is None:
+            return True
+        return service.resident >= self.requests
 
 
 def make_plan(
@@ -118,6 +151,7 @@ def make_plan(
     *,
     version: Version,
     context_tokens: int | None = None,
+    requests: int | None = None,
     reserved_bytes: int = 0,
 ) -> Plan:
     """Return how *services* share one GPU.
@@ -128,6 +162,7 @@ def make_plan(
         version: vLLM's version.
         context_tokens: Request length to count residents of; ``None`` counts each server's
             longest.
+        requests: How many of them each server should hold at once.
         reserved_bytes: What a desktop or another tenant holds.
 
     Raises:
@@ -146,7 +181,7 @@ def make_plan(
         )
     )
     refused = budget.fails_to_start(card, reserved_bytes=reserved_bytes)
-    return Plan(device, card, planned, refused, context_tokens)
+    return Plan(device, card, planned, refused, context_tokens, requests)
 
 
 def _prepare(
@@ -156,13 +191,13 @@ def _prepare(
     options = resolve_options(
         service.command, read_facts(service.config), version=version, device=device
     )
-    pins = service.pins
+    pins, weights = service.pins, _weights(service, options)
     demand = Demand(
         name=service.name,
         utilization=options.gpu_memory_utilization,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
-        weights=_weights(service, options),
-        activation=pins.activation or budget.ACTIVATION,
+        weights=weights,
+        activation=pins.activation or budget.activation_of(weights.bytes),
         non_torch=pins.non_torch or budget.NON_TORCH,
         cuda_graphs=pins.cuda_graphs or _graphs(options),
         context=pins.context or budget.CONTEXT,
@@ -203,15 +238,33 @@ def _place(
 ) -> PlannedService:
     if layers.is_encoder:
         return PlannedService(name, options, instance, None)
-    outcome = allocate(layers, options, max(0, instance.remainder.bytes))
+    left = instance.remainder
+    outcome = allocate(layers, options, max(0, left.bytes))
     if isinstance(outcome, Refusal):
-        return PlannedService(name, options, instance, outcome)
+        best = allocate(layers, options, max(0, left.high_bytes))
+        return PlannedService(
+            name, options, instance, outcome, starts_at_best=isinstance(best, Allocation)
+        )
     asked = context_tokens or outcome.max_model_len
-    # vLLM refuses a request that is longer than it was told to serve.
-    resident = steady_requests(outcome, asked) if asked <= outcome.max_model_len else 0
     return PlannedService(
-        name, options, instance, outcome, resident, _payload(layers, options, asked)
+        name,
+        options,
+        instance,
+        outcome,
+        resident=_resident(outcome, options, asked),
+        request_bytes=_payload(layers, options, asked),
+        overrun_bytes=max(0, outcome.num_blocks * max(outcome.bytes_per_block) - left.bytes)
+        if options.num_gpu_blocks_override is not None
+        else 0,
     )
+
+
+def _resident(outcome: Allocation, options: EngineOptions, tokens: int) -> int | None:
+    # vLLM refuses a request that is longer than it was told to serve.
+    if tokens > outcome.max_model_len:
+        return 0
+    by_memory = steady_requests(outcome, tokens)
+    return None if by_memory is None else min(by_memory, options.max_num_seqs)
 
 
 def _payload(layers: ModelLayers, options: EngineOptions, tokens: int) -> int | None:

@@ -1,7 +1,8 @@
 """A plan as a person reads it: the verdict first, what binds, what to change, then the ledger."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from math import ceil
+from typing import Any, Final
 
 from kvheadroom.engine.budget import Estimate
 from kvheadroom.engine.capacity import Allocation
@@ -9,29 +10,28 @@ from kvheadroom.engine.refusal import Refusal
 from kvheadroom.plan.plan import Plan, PlannedService
 from kvheadroom.units import GIB
 
-_HEADINGS = ("service", "share", "managed", "weights", "other", "left", "what is left is")
+# Beyond it nothing is left for what vLLM does not count.
+_LARGEST_SHARE: Final = 0.97
+
+_HEADINGS: Final = ("service", "share", "managed", "weights", "other", "left", "what is left is")
 
 
-def as_text(plan: Plan, *, requests: int | None = None) -> str:
-    """Return *plan* as text that ends with a newline.
-
-    Args:
-        plan: The plan.
-        requests: How many requests of the asked length should be resident at once.
-    """
-    lines = [_verdict(plan), *_bindings(plan, requests), "", *_ledger(plan), "", *_notes(plan)]
+def as_text(plan: Plan) -> str:
+    """Return *plan* as text that ends with a newline."""
+    lines = [_verdict(plan), *_bindings(plan), "", *_ledger(plan), "", *_notes(plan)]
     return "\n".join(lines) + "\n"
 
 
-def as_record(plan: Plan, *, requests: int | None = None) -> dict[str, Any]:
+def as_record(plan: Plan) -> dict[str, Any]:
     """Return *plan* as what JSON can hold; bytes everywhere."""
     return {
         "fits": plan.fits,
+        "verdict": plan.verdict,
         "total_bytes": plan.card.total_bytes,
         "claimed_ratio": plan.card.claimed_ratio,
         "unallocated_bytes": plan.card.unallocated_bytes,
         "refused_at_start": [plan.services[position].name for position in plan.refused],
-        "requests_asked": requests,
+        "requests_asked": plan.requests,
         "services": [_service_record(service) for service in plan.services],
     }
 
@@ -49,6 +49,8 @@ def _service_record(service: PlannedService) -> dict[str, Any]:
         "context": _estimate_record(demand.context),
         "remainder": _estimate_record(service.budget.remainder),
         "caches_kv": demand.caches_kv,
+        "verdict": service.verdict,
+        "overrun_bytes": service.overrun_bytes,
         "resident_requests": service.resident,
         "request_bytes": service.request_bytes,
         "error": None,
@@ -84,8 +86,12 @@ def _estimate_record(estimate: Estimate) -> dict[str, Any]:
 
 def _verdict(plan: Plan) -> str:
     total = _gib(plan.card.total_bytes)
-    if not plan.fits:
+    if plan.verdict == "depends":
+        return f"DEPENDS on {total} GiB: what is estimated may be more than there is"
+    if plan.verdict == "does not fit":
         return f"DOES NOT FIT on {total} GiB"
+    if not plan.fits:
+        return f"FITS on {total} GiB, but not with {plan.requests} requests at once"
     # A table's range may leave nothing where its middle leaves something.
     unsure = [
         service.name
@@ -98,15 +104,17 @@ def _verdict(plan: Plan) -> str:
     return f"FITS on {total} GiB"
 
 
-def _bindings(plan: Plan, requests: int | None) -> Iterator[str]:
+def _bindings(plan: Plan) -> Iterator[str]:
     for service in plan.services:
-        yield from _service_binding(service, plan, requests)
+        yield from _service_binding(service, plan)
     for position in plan.refused:
         service = plan.services[position]
+        knob = _knob(service)
+        before = ", once those before it run" if position else ""
         yield (
             f"{service.name}: finds less free at its start than the "
-            f"{_gib(service.budget.managed_bytes)} GiB it is to manage, once those before it run; "
-            "lower its --gpu-memory-utilization or theirs"
+            f"{_gib(service.budget.managed_bytes)} GiB it is to hold{before}; lower its {knob}"
+            + (" or theirs" if position else "")
         )
     if plan.card.unallocated_bytes < 0:
         yield (
@@ -115,37 +123,80 @@ def _bindings(plan: Plan, requests: int | None) -> Iterator[str]:
         )
 
 
-def _service_binding(service: PlannedService, plan: Plan, requests: int | None) -> Iterator[str]:
+def _service_binding(service: PlannedService, plan: Plan) -> Iterator[str]:
     outcome, remainder = service.outcome, service.budget.remainder
-    if isinstance(outcome, Refusal):
-        yield f"{service.name}: vLLM refuses to start: {outcome.message}"
-        if outcome.estimated_max_model_len:
-            yield f"{service.name}: --max-model-len {outcome.estimated_max_model_len} would start"
-        if remainder.bytes <= 0:
-            yield (
-                f"{service.name}: raise --gpu-memory-utilization by "
-                f"{(-remainder.bytes) / plan.card.total_bytes:.2f} or more, or take a smaller model"
-            )
-    elif requests is not None and service.resident is not None and service.resident < requests:
-        yield _condition(service, plan, requests)
-    elif service.outcome is None and remainder.bytes < 0:
-        yield f"{service.name}: its weights and runtime exceed its share; it caches nothing"
-
-
-def _condition(service: PlannedService, plan: Plan, requests: int) -> str:
-    length = plan.context_tokens or service.options.max_model_len
-    amounts = ""
-    if service.request_bytes is not None:
-        left, each = service.budget.remainder.bytes, service.request_bytes
-        amounts = (
-            f" ({_gib(each)} GiB each, {_gib(left)} GiB left, "
-            f"{_gib(max(0, requests * each - left))} GiB short)"
+    if service.overrun_bytes:
+        yield (
+            f"{service.name}: --num-gpu-blocks-override asks for "
+            f"{_gib(service.overrun_bytes)} GiB more than is left; vLLM believes it and runs out "
+            "of memory"
         )
+    elif isinstance(outcome, Refusal):
+        yield from _refusal(service, outcome, plan)
+    elif not plan.holds(service):
+        yield _condition(service, plan)
+    elif outcome is None and remainder.bytes < 0:
+        yield (
+            f"{service.name}: uses {_gib(-remainder.bytes)} GiB beyond its share; it caches "
+            "nothing, so nothing stops it"
+        )
+
+
+def _refusal(service: PlannedService, outcome: Refusal, plan: Plan) -> Iterator[str]:
+    remainder = service.budget.remainder
+    if remainder.bytes > 0:
+        yield f"{service.name}: vLLM refuses to start: {outcome.message}"
+    else:
+        yield (
+            f"{service.name}: vLLM refuses to start: weights and runtime are "
+            f"{_gib(-remainder.bytes)} GiB more than its share, before any cache"
+        )
+    if outcome.estimated_max_model_len:
+        yield f"{service.name}: --max-model-len {outcome.estimated_max_model_len} would start"
+    if service.budget.demand.kv_cache_memory_bytes is None:
+        yield _share_advice(service, outcome, plan)
+
+
+def _share_advice(service: PlannedService, outcome: Refusal, plan: Plan) -> str:
+    demand, total = service.budget.demand, plan.card.total_bytes
+    missing = (outcome.needed_bytes or 0) - service.budget.remainder.bytes
+    wanted = ceil((service.budget.managed_bytes + missing) / total * 100) / 100
+    if wanted <= _LARGEST_SHARE:
+        return f"{service.name}: --gpu-memory-utilization {wanted:.2f} would be enough for it"
+    weights = demand.weights.bytes / total
+    return (
+        f"{service.name}: no share of this card is enough (its weights alone are {weights:.0%} of "
+        "it): take a smaller or more quantized model, more GPUs, or a larger card"
+    )
+
+
+def _condition(service: PlannedService, plan: Plan) -> str:
+    length = plan.context_tokens or service.options.max_model_len or 0
+    longest = service.outcome.max_model_len if isinstance(service.outcome, Allocation) else 0
+    if length > longest:
+        return (
+            f"{service.name}: vLLM rejects a request of {length:,} tokens: --max-model-len is "
+            f"{longest:,}"
+        )
+    requests, left = plan.requests or 0, service.budget.remainder.bytes
+    why = ""
+    if service.resident == service.options.max_num_seqs:
+        why = f" (--max-num-seqs {service.options.max_num_seqs})"
+    elif service.request_bytes is not None:
+        each = service.request_bytes
+        short = max(0, requests * each - left)
+        missing = f"{_gib(short)} GiB short" if short else "short by less than blocks round up to"
+        why = f" ({_gib(each)} GiB each, {_gib(left)} GiB left, {missing})"
     return (
         f"{service.name}: {service.resident} of {requests} requests of {length:,} tokens are "
-        f"resident at once{amounts}; the others wait, or preempt each other as they grow, which "
-        "need not be out of memory"
+        f"resident at once{why}; the others wait, or preempt each other as they grow, which need "
+        "not be out of memory"
     )
+
+
+def _knob(service: PlannedService) -> str:
+    in_bytes = service.budget.demand.kv_cache_memory_bytes is not None
+    return "--kv-cache-memory-bytes" if in_bytes else "--gpu-memory-utilization"
 
 
 def _ledger(plan: Plan) -> Iterator[str]:
