@@ -144,13 +144,12 @@ def _service_binding(service: PlannedService, plan: Plan) -> Iterator[str]:
 
 def _refusal(service: PlannedService, outcome: Refusal, plan: Plan) -> Iterator[str]:
     remainder = service.budget.remainder
-    if remainder.bytes > 0:
-        yield f"{service.name}: vLLM refuses to start: {outcome.message}"
-    else:
-        yield (
-            f"{service.name}: vLLM refuses to start: weights and runtime are "
-            f"{_gib(-remainder.bytes)} GiB more than its share, before any cache"
-        )
+    how = "by the middle of what is estimated, vLLM" if service.starts_at_best else "vLLM"
+    why = outcome.message
+    if remainder.bytes <= 0:
+        short = _gib(-remainder.bytes)
+        why = f"weights and runtime are {short} GiB more than its share, before any cache"
+    yield f"{service.name}: {how} refuses to start: {why}"
     if outcome.estimated_max_model_len:
         yield f"{service.name}: --max-model-len {outcome.estimated_max_model_len} would start"
     if service.budget.demand.kv_cache_memory_bytes is None:
