@@ -218,7 +218,7 @@ def check_health(url: str) -> int:
     help="What an earlier start printed replaces estimates: once, or once per server.",
 )
 @click.option("--reserved", help="What a desktop or another tenant holds.")
-@click.option("--vllm-version", default="0.32.0", show_default=True)
+@click.option("--vllm-version", help="[default: the image's tag, else 0.32.0]")
 @click.option("--context", help="Count requests of this many tokens (8K).")
 @click.option("--requests", type=click.IntRange(min=1), help="How many should be resident at once.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
@@ -287,10 +287,14 @@ def explain_log(log: str, as_json: bool) -> None:
     "gpu. The answers come in the same order.",
 )
 def capacity(batch: str) -> None:
-    """Say what vLLM would allocate: blocks, tokens, concurrency, weights, or why it refuses."""
-    from kvheadroom.plan.batch import answer_file  # noqa: PLC0415
+    """Say what vLLM would allocate: blocks, tokens, concurrency, weights, or why it refuses.
 
-    for line in answer_file(batch):
+    A line that cannot be answered gets an error in its place and the rest go on, with exit 0.
+    """
+    from kvheadroom.plan.batch import answer_file  # noqa: PLC0415
+    from kvheadroom.plan_command import read_yaml  # noqa: PLC0415
+
+    for line in answer_file(batch, read_yaml=read_yaml):
         click.echo(line)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from kvheadroom.engine.budget import LLAMA_CPP_ELEMENT_BYTES, Estimate, exactly
 from kvheadroom.engine.flags import ServeCommand, parse_serve_command
 from kvheadroom.engine.options import Device, EngineOptions
+from kvheadroom.engine.overrides import with_overrides
 from kvheadroom.engine.request_bytes import request_bytes
 from kvheadroom.engine.versions import Version, parse_version
 from kvheadroom.errors import ConfigError
@@ -26,6 +27,9 @@ from kvheadroom.units import parse_bytes, parse_token_count
 # Configs that ship with the demo, by the last part of the model's name.
 _SHIPPED: Final = files("kvheadroom.demo") / "models"
 
+
+# What is planned for when neither a flag nor an image says.
+NEWEST_VERSION: Final = "0.32.0"
 
 # One rank, 16 bits an element: what other cache types are a fraction of.
 SIXTEEN_BITS: Final = EngineOptions(
@@ -89,7 +93,7 @@ class PlanFlags:
     context_memory: tuple[str, ...] = ()
     startup_logs: tuple[str, ...] = ()
     reserved: str | None = None
-    vllm_version: str = "0.32.0"
+    vllm_version: str | None = None
     context: str | None = None
     requests: int | None = None
 
@@ -103,11 +107,18 @@ def plan_from(flags: PlanFlags) -> Plan:
     """
     if not flags.serve:
         raise ConfigError('nothing to plan: give --serve "vllm serve MODEL …" at least once')
-    commands = [parse_serve_command(line, read_config=_read_yaml) for line in flags.serve]
+    commands = [parse_serve_command(line, read_config=read_yaml) for line in flags.serve]
     configs = _configs(commands, flags.model_configs)
     pins = _pins(flags, commands)
     services = [
-        Service(name, command, config, pin, checkpoint_bytes)
+        Service(
+            name,
+            command,
+            with_overrides(config, command),
+            pin,
+            checkpoint_bytes,
+            None if flags.vllm_version else parse_version(command.image_version),
+        )
         for name, command, (config, checkpoint_bytes), pin in zip(
             _names(commands), commands, configs, pins, strict=True
         )
@@ -115,14 +126,15 @@ def plan_from(flags: PlanFlags) -> Plan:
     return make_plan(
         find_gpu(flags.gpu),
         services,
-        version=_version(flags.vllm_version),
+        version=_version(flags.vllm_version or NEWEST_VERSION),
         context_tokens=parse_token_count(flags.context) if flags.context else None,
         requests=flags.requests,
         reserved_bytes=parse_bytes(flags.reserved) if flags.reserved else 0,
     )
 
 
-def _read_yaml(path: str) -> Mapping[str, Any]:
+def read_yaml(path: str) -> Mapping[str, Any]:
+    """Return the mapping in the YAML file that a server's ``--config`` names."""
     return load_mapping(Path(path))
 
 

@@ -314,3 +314,38 @@ def test_case_c_llama_cpp(tmp_path: Path, arguments: tuple[str, ...], said: str)
     )
 
     assert said in result.output
+
+
+def test_overrides_of_the_config_are_planned_with() -> None:
+    """Half of Qwen3 8B's 36 layers make blocks of half the bytes: 1,179,648."""
+    serve = "vllm serve Qwen/Qwen3-8B --hf-overrides '{\"num_hidden_layers\": 18}'"
+
+    (service,) = planned("--gpu", "h100", "--serve", serve)["services"]
+
+    assert service["bytes_per_block"] == [1_179_648]
+
+
+def test_a_misspelt_flag_is_named() -> None:
+    """vLLM would refuse it; a plan without it answers another question."""
+    said = text_of("--gpu", "h100", "--serve", "vllm serve Qwen/Qwen3-8B --kv-cache-dytpe fp8")
+
+    assert "--kv-cache-dytpe" in said
+    assert "--kv-cache-dtype" in said
+
+
+def test_an_images_tag_is_its_version() -> None:
+    """vLLM 0.8.5 manages 0.90 of the card by default, 0.32 manages 0.92."""
+    serve = "docker run --gpus all vllm/vllm-openai:v0.8.5 --model Qwen/Qwen3-8B"
+
+    (service,) = planned("--gpu", "h100", "--serve", serve)["services"]
+
+    assert service["gpu_memory_utilization"] == 0.9
+
+
+def test_a_manifests_arguments_can_be_pasted() -> None:
+    """The list as it stands in a pod."""
+    serve = '["--model", "Qwen/Qwen3-8B", "--max-model-len", "8K", "--kv-cache-dtype", "fp8"]'
+
+    (service,) = planned("--gpu", "h100", "--serve", serve)["services"]
+
+    assert (service["name"], service["max_model_len"]) == ("Qwen3-8B", 8192)

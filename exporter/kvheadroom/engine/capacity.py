@@ -2,17 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from math import lcm
 from typing import Final
 
-from kvheadroom.engine.block_size import choose_block_size
-from kvheadroom.engine.groups import LayerGroup, group_layers
-from kvheadroom.engine.kernels import server_kernels
-from kvheadroom.engine.layer_specs import Pool, specs_of
+from kvheadroom.engine.groups import LayerGroup
+from kvheadroom.engine.layout import HYBRID_SINCE, lay_out, own_drafts
 from kvheadroom.engine.options import EngineOptions
-from kvheadroom.engine.pipeline import bytes_per_stage, stage_of_layers
-from kvheadroom.engine.ranks import check_ranks
+from kvheadroom.engine.pipeline import bytes_per_stage
 from kvheadroom.engine.refusal import (
     Refusal,
     auto_fit_impossible,
@@ -20,16 +15,14 @@ from kvheadroom.engine.refusal import (
     request_does_not_fit,
     unsupported,
 )
-from kvheadroom.engine.specs import CacheSpec, Demand, GroupKind, Placed, round_up, steady_blocks_of
+from kvheadroom.engine.specs import Demand, GroupKind, steady_blocks_of
 from kvheadroom.engine.versions import Version
 from kvheadroom.errors import ConfigError
-from kvheadroom.model.layers import Block, LatentLayer, Layer, ModelLayers
+from kvheadroom.model.layers import ModelLayers
 
 # A model that names no longest context is served with this one.
 _UNNAMED_LENGTH: Final = 2048
-# Every version before kept the groups of a window apart from those of full attention …
-_HYBRID_SINCE: Final[Version] = (0, 9, 1)
-# … counts tokens by requests instead of blocks from here on …
+# Every version counts tokens by requests instead of blocks from here on …
 _TOKENS_BY_CONCURRENCY_SINCE: Final[Version] = (0, 20, 1)
 # … counts every step in flight …
 _STEPS_IN_FLIGHT_SINCE: Final[Version] = (0, 26, 0)
@@ -146,7 +139,7 @@ def _allocate_plan(
         if isinstance(fitted, Refusal):
             return fitted
         demand = _with_tokens(demand, fitted)
-    refusal = _refusal(plan, demand, usable)
+    refusal = _refusal(plan, demand, usable, memory)
     if refusal is not None:
         return refusal
     num_blocks = min(
@@ -182,74 +175,27 @@ def _without_cache(plan: _Plan, options: EngineOptions) -> Allocation:
     )
 
 
-@lru_cache(maxsize=4096)
 def _plan(layers: ModelLayers, options: EngineOptions, draft: ModelLayers | None) -> _Plan:
-    """Return the groups and the cost of a block.
+    """Return the groups, the cost of a block and the demand of a request.
 
     Raises:
         ConfigError: vLLM cannot lay out the model with these settings.
     """
-    check_ranks(layers, options)
-    server = server_kernels(layers, options)
-    choice = choose_block_size((layers, draft) if draft else (layers,), options, server)
     tokens = (
         options.max_model_len or options.auto_fit_ceiling or layers.max_position or _UNNAMED_LENGTH
     )
-    pool = Pool(options, server, choice, tokens)
-    placed = _placed(layers, pool, draft)
-    groups = group_layers(
-        placed,
-        version=options.version,
-        hybrid=options.hybrid_manager and options.version >= _HYBRID_SINCE,
-        block_outermost=_is_compressed(layers),
-    )
+    layout = lay_out(layers, options, draft, tokens)
     return _Plan(
-        groups=groups,
-        bytes_per_block=tuple(
-            _bytes_per_block(groups, stage) for stage in range(options.pipeline_parallel)
-        ),
-        block_size=min((group.first.block_size for group in groups), default=choice.tokens),
+        groups=layout.groups,
+        bytes_per_block=layout.bytes_per_block,
+        block_size=layout.block_size,
         demand=_demand(layers, options, tokens),
     )
 
 
-def _bytes_per_block(groups: Sequence[LayerGroup], stage: int) -> int:
-    """Return what the widest group's layers on *stage* take for one block."""
-    widest = max((group.stage_bytes(stage) for group in groups), default=0)
-    strides = {spec.stride_bytes for group in groups for own, spec in group.members if own == stage}
-    return round_up(widest, lcm(*strides))
-
-
-def _placed(layers: ModelLayers, pool: Pool, draft: ModelLayers | None) -> list[Placed]:
-    """Return every cache of every layer with its stage; drafts ride on the last."""
-    stages = pool.options.pipeline_parallel
-    blocks = (*layers.blocks, *_own_drafts(layers, pool.options), *(draft.blocks if draft else ()))
-    last = stages - 1
-    stage_of = stage_of_layers(len(layers.blocks), stages)
-    seen: dict[tuple[Layer, bool], tuple[CacheSpec, ...]] = {}
-    placed: list[Placed] = []
-    for index, block in enumerate(blocks):
-        stage = stage_of[index] if index < len(stage_of) else last
-        for layer in block:
-            key = (layer, pool.server.skips(index, layer))
-            if key not in seen:
-                seen[key] = specs_of(layer, pool, skipped=key[1])
-            placed += [(stage, spec) for spec in seen[key]]
-    if layers.attention_first:
-        placed.sort(key=lambda entry: entry[1].kind == "MambaSpec")
-    return placed
-
-
-def _own_drafts(layers: ModelLayers, options: EngineOptions) -> tuple[Block, ...]:
-    speculation = options.speculation
-    if speculation is None or not speculation.method.endswith("mtp") or speculation.model:
-        return ()
-    return layers.draft_blocks[: speculation.tokens]
-
-
 def _demand(layers: ModelLayers, options: EngineOptions, tokens: int) -> Demand:
     steps = options.concurrent_batches if options.version >= _STEPS_IN_FLIGHT_SINCE else 1
-    modules = len(_own_drafts(layers, options))
+    modules = len(own_drafts(layers, options))
     drafts = options.speculation.tokens if options.speculation else 0
     return Demand(
         tokens=tokens,
@@ -257,14 +203,6 @@ def _demand(layers: ModelLayers, options: EngineOptions, tokens: int) -> Demand:
         encoder_tokens=options.max_num_batched_tokens,
         context_ranks=options.decode_context_parallel,
         retained_tokens=drafts - 1 if modules > 1 else 0,
-    )
-
-
-def _is_compressed(layers: ModelLayers) -> bool:
-    return any(
-        isinstance(layer, LatentLayer) and layer.compressed
-        for block in layers.blocks[:1]
-        for layer in block
     )
 
 
@@ -315,11 +253,13 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def _refusal(plan: _Plan, demand: Demand, usable: tuple[int, ...]) -> Refusal | None:
+def _refusal(
+    plan: _Plan, demand: Demand, usable: tuple[int, ...], memory: tuple[int, ...]
+) -> Refusal | None:
     blocks = _blocks_per_request(plan, demand)
     for stage, (have, size) in enumerate(zip(usable, plan.bytes_per_block, strict=True)):
         if have <= 0:
-            return no_cache_memory(have, stage)
+            return no_cache_memory(memory[stage], size, stage)
         if blocks * size > have:
             longest = _longest(plan, have, size)
             return request_does_not_fit(demand.tokens, blocks * size, have, longest, stage)
@@ -328,7 +268,7 @@ def _refusal(plan: _Plan, demand: Demand, usable: tuple[int, ...]) -> Refusal | 
 
 def _concurrency(plan: _Plan, options: EngineOptions, num_blocks: int, demand: Demand) -> float:
     """Return the "Maximum concurrency" the version logs."""
-    if options.version < _HYBRID_SINCE:
+    if options.version < HYBRID_SINCE:
         return num_blocks * plan.block_size / demand.tokens
     return num_blocks / _blocks_per_request(plan, demand)
 
@@ -358,10 +298,7 @@ def _warning(plan: _Plan, options: EngineOptions, num_blocks: int) -> str | None
 def steady_blocks(allocation: Allocation, tokens: int) -> int:
     """Return the blocks a decoding request of *tokens* holds once its prompt is settled."""
     return sum(
-        max(
-            steady_blocks_of(spec, tokens, allocation.demand)
-            for spec in ({spec for _, spec in group.members} if group.uniform else (group.first,))
-        )
+        max(steady_blocks_of(spec, tokens, allocation.demand) for spec in group.specs())
         for group in allocation.layer_groups
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from kvheadroom.engine.manifest import manifest_words
 from kvheadroom.errors import ConfigError
 
 # What sizes the cache or the admission of requests; nothing else of an environment is kept.
@@ -46,6 +47,7 @@ _SHORT_SWITCHES: Final = "ditPq"
 _LAUNCHERS: Final = frozenset({"env", "export", "exec", "nohup", "sudo", "time", "command"})
 # A shell in a container in a shell.
 _DEEPEST_NESTING: Final = 4
+_IMAGE_VERSION: Final = re.compile(r"[^\s@]*vllm[^\s:@]*:(v?\d+\.\d+[^\s@]*)(?:@.*)?")
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 
 
@@ -56,10 +58,12 @@ class VllmArguments:
     Attributes:
         words: Arguments after ``vllm serve`` or the server's module.
         environment: Variables before the command that change sizing (`SIZING_VARIABLES`).
+        image_version: Tag of the container's vLLM image, ``v0.8.5``; ``None`` without one.
     """
 
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    image_version: str | None = None
 
 
 def find_vllm_arguments(command: str | Sequence[str]) -> VllmArguments:
@@ -67,16 +71,47 @@ def find_vllm_arguments(command: str | Sequence[str]) -> VllmArguments:
 
     Args:
         command: A shell line (quotes, continuations, leading assignments and redirections are
-            understood) or a list of words as a manifest's ``command`` and ``args`` hold it.
+            understood) or a list of words as a manifest's ``command`` and ``args`` hold it, also
+            where that list is pasted as text.
 
     Raises:
-        ConfigError: A quote is not closed, or a container is run without an image.
+        ConfigError: A line has no word (an empty list is vLLM without arguments), a quote is not
+            closed, or a container is run without an image.
     """
-    words = _shell_words(command) if isinstance(command, str) else [str(word) for word in command]
-    environment: dict[str, str] = {}
-    found = _inside(words, environment)
-    kept = {name: value for name, value in environment.items() if name in SIZING_VARIABLES}
-    return VllmArguments(tuple(found), MappingProxyType(kept))
+    words = _given_words(command)
+    if isinstance(command, str) and not words:
+        raise ConfigError("the command is empty")
+    around = _Around()
+    found = _inside(words, around)
+    kept = {name: value for name, value in around.environment.items() if name in SIZING_VARIABLES}
+    return VllmArguments(tuple(found), MappingProxyType(kept), around.image_version)
+
+
+@dataclass(slots=True)
+class _Around:
+    """What the words around vLLM's own say."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    image_version: str | None = None
+
+
+def _given_words(command: str | Sequence[str]) -> list[str]:
+    if isinstance(command, str):
+        listed = manifest_words(command)
+        if listed is None:
+            return _shell_words(command)
+    else:
+        listed = [str(word) for word in command]
+    return [part for word in listed for part in _parts(word)]
+
+
+def _parts(word: str) -> list[str]:
+    """Return a list's item in two where it is an option and its value, as people write them."""
+    name, _, value = word.partition(" ")
+    if not name.startswith("--") or "=" in name or not value.strip():
+        return [word]
+    is_json = value.lstrip().startswith(("{", "["))
+    return [name, value.strip()] if is_json else _shell_words(word)
 
 
 def _shell_words(line: str) -> list[str]:
@@ -90,16 +125,17 @@ def _shell_words(line: str) -> list[str]:
         raise ConfigError("a quote is not closed in the command line") from None
 
 
-def _inside(words: list[str], environment: dict[str, str], *, depth: int = 0) -> list[str]:
-    """Return vLLM's arguments among *words*; note assignments in *environment*."""
-    words = _drop_assignments(words, environment)
+def _inside(words: list[str], around: _Around, *, depth: int = 0) -> list[str]:
+    """Return vLLM's arguments among *words*; note the rest in *around*."""
+    words = _drop_assignments(words, around.environment)
     nested = _shell_script(words) if depth < _DEEPEST_NESTING else None
     if nested is not None:
-        return _inside(_shell_words(nested), environment, depth=depth + 1)
+        return _inside(_shell_words(nested), around, depth=depth + 1)
     if depth < _DEEPEST_NESTING and _is_container_run(words):
-        return _inside(_container_arguments(words, environment), environment, depth=depth + 1)
+        return _inside(_container_arguments(words, around), around, depth=depth + 1)
     start = _server_start(words)
-    _drop_assignments([word for word in words[:start] if _ASSIGNMENT.fullmatch(word)], environment)
+    assignments = [word for word in words[:start] if _ASSIGNMENT.fullmatch(word)]
+    _drop_assignments(assignments, around.environment)
     return _until_shell_end(words[start:])
 
 
@@ -133,8 +169,8 @@ def _is_container_run(words: list[str]) -> bool:
     )
 
 
-def _container_arguments(words: list[str], environment: dict[str, str]) -> list[str]:
-    """Return what the container runs, as far as given, noting what ``-e`` sets."""
+def _container_arguments(words: list[str], around: _Around) -> list[str]:
+    """Return what the container runs, as far as given, noting its image and what ``-e`` sets."""
     entrypoint: list[str] = []
     index = next(i for i, word in enumerate(words) if word in ("run", "create")) + 1
     while index < len(words) and words[index].startswith("-"):
@@ -148,9 +184,11 @@ def _container_arguments(words: list[str], environment: dict[str, str]) -> list[
             entrypoint = [value]
         match = _ASSIGNMENT.fullmatch(value) if name in ("-e", "--env") else None
         if match is not None:
-            environment[match[1]] = match[2]
+            around.environment[match[1]] = match[2]
     if index >= len(words):
         raise ConfigError("a container is run, but no image is named")
+    image = _IMAGE_VERSION.fullmatch(words[index])
+    around.image_version = image[1] if image else None
     return [*entrypoint, *words[index + 1 :]]
 
 

@@ -27,6 +27,8 @@ from kvheadroom.model.facts import ModelFacts, Runner
 _LARGER_SHARE: Final[Version] = (0, 20, 0)
 # A yarn factor is no longer applied to the context length (vLLM 0.32.0).
 _YARN_INCLUDED: Final[Version] = (0, 32, 0)
+# The longest request can be fitted to the memory (vLLM 0.14.0).
+_AUTO_FIT_SINCE: Final[Version] = (0, 14, 0)
 
 _BOUNDARY_LAYERS: Final = 2
 _PACKED_PREFIXES: Final = ("turboquant_", "ultraquant_4bit")
@@ -142,6 +144,8 @@ def _context(command: ServeCommand, facts: ModelFacts, version: Version) -> tupl
     if not isinstance(asked, int):
         return default, default
     if asked == AUTO:
+        if version < _AUTO_FIT_SINCE:
+            raise ConfigError("--max-model-len: -1 and auto need vLLM 0.14.0 or newer")
         return None, default
     if asked < 1:
         raise ConfigError("--max-model-len: must be above 0, or -1 to fit it to the memory")

@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
-from kvheadroom.engine.command_line import find_vllm_arguments
+from kvheadroom.engine.command_line import VllmArguments, find_vllm_arguments
 from kvheadroom.engine.config_words import words_of_config
 from kvheadroom.engine.option_names import ALIASES, CURRENT_OPTIONS, OPTIONS, SHORT_FORMS, Kind
 from kvheadroom.engine.option_values import (
@@ -42,6 +42,7 @@ class ServeCommand:
         unknown: Options this version of the reader does not know, names only.
         port: Where the server listens.
         environment: Variables before the command that change sizing.
+        image_version: Tag of the container's vLLM image, ``v0.8.5``; ``None`` without one.
     """
 
     model: str | None
@@ -50,6 +51,7 @@ class ServeCommand:
     unknown: tuple[str, ...] = ()
     port: int = DEFAULT_PORT
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    image_version: str | None = None
 
 
 def parse_serve_command(
@@ -64,7 +66,8 @@ def parse_serve_command(
 
     Raises:
         ConfigError: vLLM would refuse the line: an ambiguous prefix, a value that is missing or
-            of the wrong kind; or ``--config`` is given and *read_config* is not.
+            of the wrong kind; or ``--config`` is given and *read_config* is not; or the line is
+            empty.
 
     Source:
         vLLM 0.32, the parser of ``vllm serve`` (argparse with prefixes, dotted JSON options).
@@ -76,7 +79,7 @@ def parse_serve_command(
     _read_options(words, parsed)
     for option, value in dotted.items():
         _store_dotted(option, value, parsed)
-    return _command(parsed, found.environment)
+    return _command(parsed, found)
 
 
 @dataclass(slots=True)
@@ -86,7 +89,7 @@ class _Parsed:
     positional: list[str] = field(default_factory=list)
 
 
-def _command(parsed: _Parsed, environment: Mapping[str, str]) -> ServeCommand:
+def _command(parsed: _Parsed, found: VllmArguments) -> ServeCommand:
     options = parsed.options
     named = options.pop("model", None)
     model = parsed.positional[0] if parsed.positional else named
@@ -98,7 +101,8 @@ def _command(parsed: _Parsed, environment: Mapping[str, str]) -> ServeCommand:
         options=MappingProxyType(options),
         unknown=(*parsed.unknown, *(STRAY_WORD for _ in parsed.positional[1:])),
         port=port if isinstance(port, int) else DEFAULT_PORT,
-        environment=environment,
+        environment=found.environment,
+        image_version=found.image_version,
     )
 
 

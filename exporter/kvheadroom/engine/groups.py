@@ -60,8 +60,14 @@ class LayerGroup:
 
     def blocks_for(self, demand: Demand) -> int:
         """Return the blocks of this group one request of *demand* may hold."""
-        specs = {spec for _, spec in self.members} if self.uniform else (self.first,)
-        return max(blocks_for_request(spec, demand) for spec in specs)
+        return max(blocks_for_request(spec, demand) for spec in self.specs())
+
+    def specs(self) -> Iterable[CacheSpec]:
+        """Return the specs that speak for the members: one, or each one's of a uniform group."""
+        if not self.uniform:
+            return (self.first,)
+        # Layers alike share one record, and its identity is quicker to compare than its fields.
+        return {id(spec): spec for _, spec in self.members}.values()
 
 
 def group_layers(

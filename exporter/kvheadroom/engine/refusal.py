@@ -21,7 +21,8 @@ class Refusal:
         kind: Why.
         message: One line for a person.
         needed_bytes: What one request of the full length takes, per rank.
-        available_bytes: What the check compares that with, per rank.
+        available_bytes: What the check compares that with, per rank; where nothing is left, what
+            there was before the null block is held back.
         estimated_max_model_len: Longest request that would fit, tokens; ``None`` when none would.
         stage: Pipeline stage that refuses.
     """
@@ -34,11 +35,27 @@ class Refusal:
     stage: int = 0
 
 
-def no_cache_memory(available_bytes: int, stage: int) -> Refusal:
-    """Return the refusal of a rank with nothing left for blocks."""
+def no_cache_memory(available_bytes: int, block_bytes: int, stage: int) -> Refusal:
+    """Return the refusal of a rank with nothing left for blocks.
+
+    Args:
+        available_bytes: All there is for the cache; below 0 where the rest takes more than its
+            share.
+        block_bytes: What the one block takes that serves no request.
+        stage: Pipeline stage of the rank.
+    """
+    if available_bytes < 0:
+        reason = f"{format_bytes(-available_bytes)} are missing"
+    elif available_bytes == 0:
+        reason = "nothing is there"
+    else:
+        reason = (
+            f"{format_bytes(available_bytes)} is there and the block that serves no request "
+            f"takes {format_bytes(block_bytes)}"
+        )
     return Refusal(
         kind="no_cache_memory",
-        message=f"no memory is left for cache blocks ({format_bytes(available_bytes)})",
+        message=f"no memory is left for cache blocks: {reason}",
         available_bytes=available_bytes,
         stage=stage,
     )

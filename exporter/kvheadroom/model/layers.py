@@ -150,3 +150,7 @@ class ModelLayers:
     traits: KernelTraits = KernelTraits()
     ignores_kv_cache_dtype: bool = False
     attention_first: bool = False
+
+    def __hash__(self) -> int:
+        # Of what tells models apart: the layers of a large one take longer than all else to hash.
+        return hash((self.architecture, len(self.blocks), self.blocks[:1], self.traits))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,15 +17,18 @@ def read_config(path: Path) -> Mapping[str, Any]:
     """Return the config.json at *path*, or inside it when *path* is a folder.
 
     Raises:
-        ConfigError: It cannot be read, or is not a JSON object.
+        ConfigError: It is no regular file, cannot be read, or is not a JSON object.
     """
     file = path
     try:
         if path.is_dir():
             file = path / "config.json"
-        if file.stat().st_size > _MOST_BYTES:
+        require_regular_file(file)
+        with file.open("rb") as stream:
+            content = stream.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
             raise ConfigError(f"{file}: too large for a config.json")
-        data = json.loads(file.read_bytes())
+        data = json.loads(content)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -32,6 +36,17 @@ def read_config(path: Path) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"{file}: not a JSON object")
     return data
+
+
+def require_regular_file(file: Path) -> None:
+    """Refuse a device or a pipe, whose content may never end or never come.
+
+    Raises:
+        ConfigError: *file* is there and is no regular file.
+        OSError: It is not there.
+    """
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise ConfigError(f"{file}: not a regular file")
 
 
 def find_config(root: str, environment: Mapping[str, str] = os.environ) -> Path | None:

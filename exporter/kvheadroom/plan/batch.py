@@ -10,84 +10,90 @@ from typing import Any, Final
 
 from kvheadroom.engine.capacity import Allocation, allocate, steady_requests
 from kvheadroom.engine.defaults import resolve_options
-from kvheadroom.engine.flags import parse_serve_command
-from kvheadroom.engine.options import Device, EngineOptions
+from kvheadroom.engine.flags import ReadConfig, ServeCommand, parse_serve_command
+from kvheadroom.engine.options import EngineOptions
+from kvheadroom.engine.overrides import with_overrides
 from kvheadroom.engine.rank_weights import rank_weights
 from kvheadroom.engine.refusal import Refusal
 from kvheadroom.engine.speculation import WEIGHTLESS_METHODS
+from kvheadroom.engine.unknown_options import unknown_option_warnings
 from kvheadroom.engine.versions import Version, parse_version
 from kvheadroom.errors import ConfigError, KvHeadroomError, ModelConfigError
 from kvheadroom.model.config import read_model
 from kvheadroom.model.facts import ModelFacts, read_facts
 from kvheadroom.model.layers import ModelLayers
 from kvheadroom.node.model_files import find_config, read_config
+from kvheadroom.plan.question import Question, read_question, read_record
 
-DEFAULT_VERSION: Final = "0.32.0"
+DEFAULT_VERSION: Final[Version] = (0, 32, 0)
 
-_LARGEST_BYTES: Final = 1 << 60
+# Releases whose rules are known, first and last minor one.
+_OLDEST: Final[Version] = (0, 8, 0)
+_NEWEST: Final[Version] = (0, 33, 0)
 # A hostile config may trip code that never expected it; the other lines still get their answers.
 _UNFORESEEN: Final = (
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One line: a model, a command, a GPU and the bytes left for the cache.
-
-    Attributes:
-        config: config.json as canonical JSON text.
-        arguments: What ``vllm serve`` was told.
-        version: vLLM's version.
-        device: The GPU of every rank.
-        available_bytes: Cache memory, one number or one per rank.
-        folders: Where a draft model's folder is looked for.
-    """
-
-    config: str
-    arguments: str | tuple[str, ...]
-    version: Version
-    device: Device
-    available_bytes: int | tuple[int, ...]
-    folders: tuple[Path, ...]
-
-
-def answer_file(name: str) -> Iterator[str]:
+def answer_file(name: str, *, read_yaml: ReadConfig | None = None) -> Iterator[str]:
     """Yield the answers to the questions in the file *name*, or on standard input for ``-``.
+
+    Args:
+        name: A file of JSON lines.
+        read_yaml: Returns the mapping in the YAML file that a command's ``--config`` names;
+            without it such a command is an error.
 
     Raises:
         ConfigError: The file cannot be read.
     """
     if name == "-":
-        yield from answer_lines(sys.stdin, folders=(Path(),))
+        yield from answer_lines(sys.stdin, folders=(Path(),), read_yaml=read_yaml)
         return
     path = Path(name)
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as lines:
-            yield from answer_lines(lines, folders=(Path(), path.parent))
+            yield from answer_lines(lines, folders=(Path(), path.parent), read_yaml=read_yaml)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def answer_lines(lines: Iterable[str], *, folders: Sequence[Path] = (Path(),)) -> Iterator[str]:
+def answer_lines(
+    lines: Iterable[str],
+    *,
+    folders: Sequence[Path] = (Path(),),
+    read_yaml: ReadConfig | None = None,
+) -> Iterator[str]:
     """Yield one answer for every question in *lines*; blank lines are skipped.
 
     Args:
         lines: JSON objects, one a line.
         folders: Where a relative ``path`` or draft model is looked for, in this order.
+        read_yaml: As `answer_file` takes it.
     """
     for line in lines:
-        if line.strip():
-            yield json.dumps(answer(line, folders=folders), separators=(",", ":"))
+        if not line.strip("\ufeff \t\r\n"):
+            continue
+        found = answer(line, folders=folders, read_yaml=read_yaml)
+        try:
+            yield _encode(found)
+        except (ValueError, RecursionError):
+            # An id that no JSON can hold, an infinity or a nesting without end.
+            yield _encode({**found, "id": None})
 
 
-def answer(line: str, *, folders: Sequence[Path] = (Path(),)) -> dict[str, Any]:
+_encode: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+def answer(
+    line: str, *, folders: Sequence[Path] = (Path(),), read_yaml: ReadConfig | None = None
+) -> dict[str, Any]:
     """Return the answer to the question in *line*, with an ``error`` where there is none."""
     identity: Any = None
     try:
-        record = _record(line)
+        record = read_record(line)
         identity = record.get("id")
-        result: Mapping[str, Any] = _answer(_question(record, folders))
+        result: Mapping[str, Any] = _answer(read_question(record, folders), read_yaml)
     except ModelConfigError as error:
         result = _failed("model_config", str(error))
     except KvHeadroomError as error:
@@ -99,13 +105,73 @@ def answer(line: str, *, folders: Sequence[Path] = (Path(),)) -> dict[str, Any]:
 
 # A batch asks the same of many models and the same model many times over.
 @lru_cache(maxsize=16384)
-def _answer(question: Question) -> Mapping[str, Any]:
-    model = _model(question.config)
-    server = _server(question.config, question.arguments, question.version, question.device)
-    draft = _draft(server.options, question.folders)
-    outcome = allocate(model.layers, server.options, question.available_bytes, draft=draft)
+def _answer(question: Question, read_yaml: ReadConfig | None) -> Mapping[str, Any]:
+    command = _command(question.arguments, read_yaml)
+    version = _version(question, command)
+    model = _model_of(question.config, command)
+    options = resolve_options(command, model.facts, version=version, device=question.device)
+    memory = _memory(question.available_bytes, options)
+    draft = _draft(options, question.folders)
+    outcome = allocate(model.layers, options, memory, draft=draft)
     found = _refused(outcome) if isinstance(outcome, Refusal) else _allocated(outcome)
-    return {**found, "weights_bytes": _weights(model, server)}
+    weights, unknown_weights = _weights(model, options, command)
+    told = outcome.warning if isinstance(outcome, Allocation) else None
+    warnings = (*unknown_option_warnings(command), _age(version), told, unknown_weights)
+    return {**found, "weights_bytes": weights, "warnings": [line for line in warnings if line]}
+
+
+def _command(arguments: str | tuple[str, ...], read_yaml: ReadConfig | None) -> ServeCommand:
+    if not arguments:
+        # The question itself holds the model.
+        return ServeCommand(model=None)
+    return parse_serve_command(arguments, read_config=_checked(read_yaml) if read_yaml else None)
+
+
+def _checked(read_yaml: ReadConfig) -> ReadConfig:
+    """Return *read_yaml* for files that end and that are there at once."""
+
+    def read(name: str) -> Mapping[str, Any]:
+        if "\0" in name or not Path(name).is_file():
+            raise ConfigError("--config: no such file")
+        return read_yaml(name)
+
+    return read
+
+
+def _version(question: Question, command: ServeCommand) -> Version:
+    return question.version or parse_version(command.image_version) or DEFAULT_VERSION
+
+
+def _age(version: Version) -> str | None:
+    """Return a warning of a *version* whose rules are not known."""
+    if _OLDEST[:2] <= version[:2] <= _NEWEST[:2]:
+        return None
+    age = "older" if version < _OLDEST else "newer"
+    told = ".".join(str(part) for part in version)
+    return f"vLLM {told} is {age} than the releases the rules cover, 0.8 to 0.33"
+
+
+def _memory(available: int | tuple[int, ...], options: EngineOptions) -> int | tuple[int, ...]:
+    """Return *available* for one engine: of several alike, the poorest of each rank.
+
+    Raises:
+        ConfigError: As many figures as neither ranks, stages nor engines' ranks.
+    """
+    if isinstance(available, int):
+        return available
+    stages, engines = options.pipeline_parallel, options.data_parallel
+    ranks = stages * options.tensor_parallel
+    if len(available) in {1, stages, ranks}:
+        return available
+    if len(available) == engines * ranks:
+        return tuple(min(available[rank::ranks]) for rank in range(ranks))
+    if len(available) == engines:
+        return min(available)
+    each = f"{ranks} ranks" + (f" in each of {engines} engines" if engines > 1 else "")
+    raise ConfigError(
+        f"available_bytes: {len(available)} figures for {each} and {stages} pipeline stages; "
+        "give one number, or one for each rank or stage"
+    )
 
 
 def _allocated(found: Allocation) -> dict[str, Any]:
@@ -162,7 +228,7 @@ def _error(
 
 
 def _result(**known: Any) -> dict[str, Any]:  # noqa: ANN401  (JSON values)
-    return {**_NOTHING_KNOWN, **known}
+    return {**_NOTHING_KNOWN, "warnings": [], **known}
 
 
 _NOTHING_KNOWN: Final[Mapping[str, Any]] = dict.fromkeys(
@@ -180,40 +246,39 @@ class _Model:
     config: Mapping[str, Any]
 
 
+def _model_of(config: str, command: ServeCommand) -> _Model:
+    """Return the model in *config*, as *command* overrides it."""
+    model = _model(config)
+    overridden = with_overrides(model.config, command)
+    if overridden is model.config:
+        return model
+    return _model(json.dumps(overridden, sort_keys=True))
+
+
+# Reading a model takes longer than any question about it.
 @lru_cache(maxsize=512)
 def _model(config: str) -> _Model:
     mapping = json.loads(config)
     return _Model(read_model(mapping), read_facts(mapping), mapping)
 
 
-@dataclass(frozen=True, slots=True)
-class _Server:
-    options: EngineOptions
-    quantization: str | None
-
-
-@lru_cache(maxsize=4096)
-def _server(
-    config: str, arguments: str | tuple[str, ...], version: Version, device: Device
-) -> _Server:
-    command = parse_serve_command(arguments)
-    options = resolve_options(command, _model(config).facts, version=version, device=device)
-    quantization = command.options.get("quantization")
-    return _Server(options, quantization if isinstance(quantization, str) else None)
-
-
-def _weights(model: _Model, server: _Server) -> list[int] | None:
-    """Return the weights of each stage's rank; ``None`` where they are not known."""
-    options = server.options
+def _weights(
+    model: _Model, options: EngineOptions, command: ServeCommand
+) -> tuple[list[int] | None, str | None]:
+    """Return the weights of each stage's rank, or ``None`` and why they are not known."""
     if options.speculation and options.speculation.method not in WEIGHTLESS_METHODS:
-        # What a draft adds is not known.
-        return None
+        return None, "weights_bytes: what the draft adds to the weights is not known"
+    quantization = command.options.get("quantization")
     try:
-        stages = rank_weights(model.config, options, quantization=server.quantization)
-    except ModelConfigError:
+        stages = rank_weights(
+            model.config,
+            options,
+            quantization=quantization if isinstance(quantization, str) else None,
+        )
+    except ModelConfigError as error:
         # The cache is known all the same.
-        return None
-    return list(stages)
+        return None, f"weights_bytes: {error}"
+    return list(stages), None
 
 
 def _draft(options: EngineOptions, folders: Sequence[Path]) -> ModelLayers | None:
@@ -233,92 +298,3 @@ def _draft(options: EngineOptions, folders: Sequence[Path]) -> ModelLayers | Non
 @lru_cache(maxsize=64)
 def _draft_at(folder: Path) -> ModelLayers:
     return read_model(read_config(folder))
-
-
-def _record(line: str) -> Mapping[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ConfigError("the line is not JSON") from None
-    if not isinstance(record, dict):
-        raise ConfigError("the line is not a JSON object")
-    return record
-
-
-def _question(record: Mapping[str, Any], folders: Sequence[Path]) -> Question:
-    config, home = _config(record, folders)
-    version = parse_version(str(record.get("vllm_version") or DEFAULT_VERSION))
-    if version is None:
-        raise ConfigError("vllm_version: must be a version such as 0.32.0")
-    return Question(
-        config=config,
-        arguments=_arguments(record.get("args")),
-        version=version,
-        device=_device(record.get("gpu")),
-        available_bytes=_available(record.get("available_bytes")),
-        folders=(*folders, home, *home.parents[:2]) if home else tuple(folders),
-    )
-
-
-def _config(record: Mapping[str, Any], folders: Sequence[Path]) -> tuple[str, Path | None]:
-    """Return the model's config as canonical text, and the folder it came from."""
-    config, path = record.get("config"), record.get("path")
-    if isinstance(config, dict):
-        return json.dumps(config, sort_keys=True), None
-    if isinstance(path, str) and path and "\0" not in path:
-        candidates = [folder / path for folder in folders]
-        found = next((file for file in candidates if file.exists()), candidates[0])
-        return _config_at(found), found.parent
-    raise ConfigError("give the model as config (an object) or path (a file or folder)")
-
-
-@lru_cache(maxsize=512)
-def _config_at(path: Path) -> str:
-    return json.dumps(read_config(path), sort_keys=True)
-
-
-def _arguments(args: object) -> str | tuple[str, ...]:
-    if args is None:
-        return ()
-    if isinstance(args, str):
-        return args
-    if isinstance(args, list) and all(isinstance(word, str | int | float) for word in args):
-        return tuple(str(word) for word in args)
-    raise ConfigError("args: must be a command line or a list of its words")
-
-
-def _available(given: object) -> int | tuple[int, ...]:
-    if isinstance(given, list) and given:
-        return tuple(_bytes("available_bytes", one) for one in given)
-    return _bytes("available_bytes", given)
-
-
-def _bytes(name: str, value: object) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _LARGEST_BYTES:
-        raise ConfigError(f"{name}: must be a whole number of bytes")
-    return value
-
-
-def _device(gpu: object) -> Device:
-    if gpu is None:
-        return Device()
-    if not isinstance(gpu, dict):
-        raise ConfigError("gpu: must be an object with total_bytes and compute_capability")
-    total, name = gpu.get("total_bytes"), gpu.get("name")
-    return Device(
-        total_bytes=None if total is None else _bytes("gpu.total_bytes", total),
-        capability=_capability(gpu.get("compute_capability")),
-        name=name if isinstance(name, str) else None,
-    )
-
-
-def _capability(given: object) -> tuple[int, int] | None:
-    if given is None:
-        return None
-    text = ".".join(str(part) for part in given) if isinstance(given, list) else str(given)
-    major, _, minor = text.partition(".")
-    if not (major.isascii() and major.isdecimal()) or not (minor or "0").isdecimal():
-        raise ConfigError('gpu.compute_capability: must be as in "9.0"')
-    return int(major), int(minor or "0")

@@ -15,6 +15,7 @@ from typing import BinaryIO, Final
 from kvheadroom.errors import ConfigError
 from kvheadroom.node.boot_record import BootRecord, Figure
 from kvheadroom.node.log_figures import UNIT_OF
+from kvheadroom.node.model_files import require_regular_file
 from kvheadroom.node.startup_log import read_boots
 from kvheadroom.plan.log_balance import balance
 from kvheadroom.plan.log_findings import changes, red_flags
@@ -161,6 +162,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
     if path == "-":
         yield sys.stdin.buffer
         return
+    require_regular_file(Path(path))
     with Path(path).open("rb") as raw:
         is_packed = raw.peek(2)[:2] == _GZIP_MAGIC
         if not is_packed:

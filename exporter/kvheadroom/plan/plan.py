@@ -1,7 +1,7 @@
 """Does it fit: the budget of one GPU that one or several vLLM servers are to share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from kvheadroom.engine import budget
@@ -13,6 +13,7 @@ from kvheadroom.engine.options import Device, EngineOptions
 from kvheadroom.engine.rank_weights import rank_weights
 from kvheadroom.engine.refusal import Refusal
 from kvheadroom.engine.request_bytes import request_bytes
+from kvheadroom.engine.unknown_options import unknown_option_warnings
 from kvheadroom.engine.versions import Version
 from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.config import read_model
@@ -57,6 +58,7 @@ class Service:
         config: Its model's config.json.
         pins: What is known of its memory.
         checkpoint_bytes: Tensors in the model's files; ``None`` where they are not at hand.
+        version: Its own vLLM's version; ``None`` is the plan's.
     """
 
     name: str
@@ -64,6 +66,12 @@ class Service:
     config: Mapping[str, Any]
     pins: Pins
     checkpoint_bytes: int | None = None
+    version: Version | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What in its command was not understood."""
+        return unknown_option_warnings(self.command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,7 @@ class PlannedService:
             cache, or when it refuses.
         request_bytes: The ideal payload of one such request, before blocks and padding; ``None``
             where it has no simple form.
+        warnings: What in its command was not understood.
         starts_at_best: Whether it would start with the least of everything that is estimated.
         overrun_bytes: What the blocks it is told to make take beyond what is left; vLLM believes
             such an order and runs out of memory.
@@ -91,6 +100,7 @@ class PlannedService:
     outcome: Allocation | Refusal | None
     resident: int | None = None
     request_bytes: int | None = None
+    warnings: tuple[str, ...] = ()
     starts_at_best: bool = True
     overrun_bytes: int = 0
 
@@ -175,7 +185,10 @@ def make_plan(
         total_bytes, [demand for _, _, demand in prepared], reserved_bytes=reserved_bytes
     )
     planned = tuple(
-        _place(service.name, layers, options, instance, context_tokens)
+        replace(
+            _place(service.name, layers, options, instance, context_tokens),
+            warnings=service.warnings,
+        )
         for service, (layers, options, _), instance in zip(
             services, prepared, card.instances, strict=True
         )
@@ -189,7 +202,10 @@ def _prepare(
 ) -> tuple[ModelLayers, EngineOptions, Demand]:
     layers = read_model(service.config)
     options = resolve_options(
-        service.command, read_facts(service.config), version=version, device=device
+        service.command,
+        read_facts(service.config),
+        version=service.version or version,
+        device=device,
     )
     pins, weights = service.pins, _weights(service, options)
     demand = Demand(

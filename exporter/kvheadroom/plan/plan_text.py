@@ -50,6 +50,7 @@ def _service_record(service: PlannedService) -> dict[str, Any]:
         "remainder": _estimate_record(service.budget.remainder),
         "caches_kv": demand.caches_kv,
         "verdict": service.verdict,
+        "warnings": list(service.warnings),
         "overrun_bytes": service.overrun_bytes,
         "resident_requests": service.resident,
         "request_bytes": service.request_bytes,
@@ -238,6 +239,7 @@ def _use_of_the_rest(service: PlannedService) -> str:
 
 def _notes(plan: Plan) -> Iterator[str]:
     for service in plan.services:
+        yield from (f"{service.name}: {warning}" for warning in service.warnings)
         demand = service.budget.demand
         guessed = {
             "activation": demand.activation,

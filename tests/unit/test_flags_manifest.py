@@ -1,0 +1,107 @@
+import contextlib
+import time
+
+import pytest
+
+from kvheadroom.engine.flags import parse_serve_command
+from kvheadroom.engine.unknown_options import unknown_option_warnings
+from kvheadroom.errors import ConfigError
+
+JSON_LIST = '["--model", "org/m", "--max-model-len", "32K"]'
+BLOCK_LIST = """
+  - --model
+  - org/m            # the model
+  - "--max-model-len"
+  - '32K'
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        JSON_LIST,
+        f"args: {JSON_LIST}",
+        "args: [--model, org/m, '--max-model-len', \"32K\",]",
+        f'command: ["vllm", "serve"]\nargs: {JSON_LIST}',
+        f"args: {JSON_LIST}\ncommand: [vllm, serve]",
+        f"args:{BLOCK_LIST}",
+        BLOCK_LIST,
+        "- --model=org/m\n- --max-model-len=32K",
+        "- --model org/m\n- --max-model-len 32K",
+        'command: ["/bin/sh", "-c"]\nargs: ["vllm serve org/m --max-model-len 32K"]',
+        'command:\n- sh\n- -c\n- |\n  vllm serve org/m \\\n    --max-model-len 32K\n',
+    ],
+)  # fmt: skip
+def test_a_manifests_list_pasted_as_text_is_read(text: str) -> None:
+    """JSON, YAML in brackets and YAML with dashes mean the same words."""
+    command = parse_serve_command(text)
+
+    assert (command.model, dict(command.options)) == ("org/m", {"max-model-len": 32768})
+    assert not command.unknown
+
+
+def test_a_hostile_list_is_read_in_no_time() -> None:
+    """A list of a megabyte of blanks, quotes and dashes is words or an error, at once."""
+    began = time.process_time()
+
+    for inside in (" " * 1_000_000 + "'", '"' + "\\" * 500_000, "- " * 500_000, "," * 100_000):
+        with contextlib.suppress(ConfigError):
+            parse_serve_command(f"[{inside}]")
+
+    assert time.process_time() - began < 5
+
+
+def test_an_option_and_its_value_in_one_item_are_two_words() -> None:
+    """An item that begins an option and holds a space is split, its JSON kept whole."""
+    command = parse_serve_command(
+        ["--max-model-len 8192", '--hf-overrides {"a b": [1, 2]}', "--served-model-name", "a b"]
+    )
+
+    assert command.options == {"max-model-len": 8192, "hf-overrides": {"a b": [1, 2]}}
+    assert command.served_names == ("a b",)
+
+
+@pytest.mark.parametrize("command", ["", "  \n ", "\\\n"])
+def test_an_empty_line_is_refused(command: str) -> None:
+    """Nothing typed is no server."""
+    with pytest.raises(ConfigError, match="empty"):
+        parse_serve_command(command)
+
+
+def test_a_command_may_leave_the_model_to_the_caller() -> None:
+    """``vllm serve`` alone names no model."""
+    assert parse_serve_command("vllm serve").model is None
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:v0.8.5", "v0.8.5"),
+        ("docker.io/vllm/vllm-openai:v0.11.0-x86_64@sha256:00", "v0.11.0-x86_64"),
+        ("registry:5000/team/vllm:0.9.2", "0.9.2"),
+        ("vllm/vllm-openai:latest", None),
+        ("nvcr.io/other:1.2", None),
+    ],
+)
+def test_the_images_tag_tells_the_version(image: str, version: str | None) -> None:
+    """A vLLM image's tag is kept when it is a version, and that of another image is not."""
+    command = parse_serve_command(f"docker run --gpus all {image} --model org/m")
+
+    assert (command.model, command.image_version) == ("org/m", version)
+
+
+def test_an_unknown_option_is_told_with_the_nearest_known_one() -> None:
+    """A typing mistake is passed over and named, with what may have been meant."""
+    command = parse_serve_command("vllm serve m --kv-cache-dytpe fp8 --zzz 1 stray --enforce-eager")
+
+    warnings = unknown_option_warnings(command)
+
+    assert warnings[0] == "unknown option --kv-cache-dytpe; did you mean --kv-cache-dtype?"
+    assert warnings[1] == "unknown option --zzz"
+    assert len(warnings) == 3
+    assert "stray" not in warnings[2]
+
+
+def test_a_known_command_warns_of_nothing() -> None:
+    """Options vLLM knows, retired ones included, are passed without a word."""
+    assert unknown_option_warnings(parse_serve_command("vllm serve m -tp 2 --task embed")) == ()
