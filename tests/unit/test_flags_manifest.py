@@ -1,5 +1,4 @@
 import contextlib
-import time
 
 import pytest
 
@@ -40,15 +39,11 @@ def test_a_manifests_list_pasted_as_text_is_read(text: str) -> None:
     assert not command.unknown
 
 
-def test_a_hostile_list_is_read_in_no_time() -> None:
-    """A list of a megabyte of blanks, quotes and dashes is words or an error, at once."""
-    began = time.process_time()
-
+def test_a_hostile_list_is_words_or_an_error() -> None:
+    """A megabyte of blanks, quotes and dashes; read in a way that backtracks, it never ends."""
     for inside in (" " * 1_000_000 + "'", '"' + "\\" * 500_000, "- " * 500_000, "," * 100_000):
         with contextlib.suppress(ConfigError):
             parse_serve_command(f"[{inside}]")
-
-    assert time.process_time() - began < 5
 
 
 def test_an_option_and_its_value_in_one_item_are_two_words() -> None:
