@@ -17,6 +17,8 @@ from tests.e2e.page_server import PageServer, answer
 from tests.parts.needs import fetch_debian, require
 from tests.unit.evidence import page as recorded
 
+from kvheadroom import defaults
+
 pytestmark = pytest.mark.parts
 
 HERE = Path(__file__).parent
@@ -135,3 +137,16 @@ def test_promtool_finds_nothing_to_say(exporter: Exporter) -> None:
     )
 
     assert (linted.returncode, linted.stdout + linted.stderr) == (0, b"")
+
+
+def test_the_scrape_example_is_valid_and_names_our_port() -> None:
+    """What people copy from deploy/ passes promtool, and its port is the default one."""
+    require("promtool")
+    example = HERE.parents[1] / "deploy" / "prometheus" / "scrape-example.yml"
+
+    checked = subprocess.run(
+        ["promtool", "check", "config", example], capture_output=True, timeout=20, check=False
+    )
+
+    assert checked.returncode == 0, checked.stderr
+    assert f":{defaults.PORT}" in example.read_text()
