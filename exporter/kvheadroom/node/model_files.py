@@ -19,20 +19,47 @@ def read_config(path: Path) -> Mapping[str, Any]:
     Raises:
         ConfigError: It is no regular file, cannot be read, or is not a JSON object.
     """
-    file = path
     try:
-        if path.is_dir():
-            file = path / "config.json"
+        file = path / "config.json" if path.is_dir() else path
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    return read_json_object(file, _MOST_BYTES, "a config.json")
+
+
+def read_json_object(file: Path, most_bytes: int, kind: str) -> Mapping[str, Any]:
+    """Return the JSON object that *file* holds.
+
+    Args:
+        file: A regular file.
+        most_bytes: The size above which it is refused.
+        kind: What it should be, for the message that refuses it.
+
+    Raises:
+        ConfigError: It is no regular file, cannot be read, is too large, or is no JSON object.
+    """
+    try:
         require_regular_file(file)
         with file.open("rb") as stream:
-            content = stream.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ConfigError(f"{file}: too large for a config.json")
-        data = json.loads(content)
+            content = stream.read(most_bytes + 1)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file}: not a file name: {error}") from error
+    if len(content) > most_bytes:
+        raise ConfigError(f"{file}: too large for {kind}")
+    return parse_json_object(file, content)
+
+
+def parse_json_object(file: Path, content: bytes) -> Mapping[str, Any]:
+    """Return the JSON object in *content*, which was read from *file*.
+
+    Raises:
+        ConfigError: It is no JSON, or no object.
+    """
+    try:
+        data = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: not JSON: {error}") from error
+        raise ConfigError(f"{file}: not JSON: {str(error)[:80]}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{file}: not a JSON object")
     return data

@@ -1,11 +1,11 @@
 """Read the headers of a checkpoint's safetensors files, never their tensors."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from kvheadroom.errors import ConfigError
+from kvheadroom.node.model_files import parse_json_object, read_json_object
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 
@@ -49,7 +49,7 @@ def read_header(file: Path) -> Mapping[str, Any]:
             text = stream.read(length)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    return _object(file, text)
+    return parse_json_object(file, text)
 
 
 def read_json(file: Path) -> Mapping[str, Any]:
@@ -58,23 +58,7 @@ def read_json(file: Path) -> Mapping[str, Any]:
     Raises:
         ConfigError: It cannot be read, is too large, or is no JSON object.
     """
-    try:
-        if file.stat().st_size > _MOST_HEADER_BYTES:
-            raise ConfigError(f"{file}: too large for a description of a checkpoint")
-        text = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    return _object(file, text)
-
-
-def _object(file: Path, text: bytes) -> Mapping[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: not JSON: {str(error)[:80]}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{file}: not a JSON object")
-    return data
+    return read_json_object(file, _MOST_HEADER_BYTES, "a description of a checkpoint")
 
 
 def _files(folder: Path) -> list[Path]:
