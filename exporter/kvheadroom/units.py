@@ -75,3 +75,12 @@ def format_bytes(count: float) -> str:
         if abs(count) >= size:
             return f"{count / size:,.2f} {unit}"
     return f"{count:,.0f} B"
+
+
+def format_duration(seconds: float) -> str:
+    """Return *seconds* as a person reads them: ``45s``, ``2m 10s``, ``1h 05m``."""
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60
+    if hours:
+        return f"{hours}h {minutes % 60:02d}m"
+    return f"{minutes}m {whole % 60:02d}s" if minutes else f"{whole}s"

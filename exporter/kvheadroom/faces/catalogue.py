@@ -180,9 +180,51 @@ GPU_PROCESS_MEMORY_BYTES = _metric(
     "gpu_process_memory_bytes",
     "gauge",
     "Memory held by processes on the device (NVML), by owner; absent while any of them does not "
-    "tell its memory. Until a process is traced to an engine its owner is the word other. "
-    + _INSTEAD_OF_MIG,
+    "tell its memory. The owner is an engine, or the word other for every process that is not "
+    "traced to one. " + _INSTEAD_OF_MIG,
     (*_GPU, "owner"),
+    "bytes",
+)
+GPU_LEDGER_BYTES = _metric(
+    "gpu_ledger_bytes",
+    "gauge",
+    "Who holds the device's memory and for what; the parts of a device add up to its total. owner "
+    "is an engine, other, or empty for what belongs to nobody (reserved, free, unexplained). "
+    "source says where the figure came from: nvml, engine, log, computed, measured, configured or "
+    "estimated. " + _INSTEAD_OF_MIG,
+    (*_GPU, "owner", "component", "source"),
+    "bytes",
+)
+GPU_MEMORY_UNEXPLAINED_BYTES = _metric(
+    "gpu_memory_unexplained_bytes",
+    "gauge",
+    "Memory in use that no part of the ledger accounts for; negative where the parts claim more "
+    "than is in use. Absent while the ledger is. " + _INSTEAD_OF_MIG,
+    _GPU,
+    "bytes",
+)
+GPU_UTILIZATION_CLAIMED_RATIO = _metric(
+    "gpu_utilization_claimed_ratio",
+    "gauge",
+    "Sum of gpu_memory_utilization over the engines on the device, or the same share of what they "
+    "were given in bytes.",
+    _GPU,
+    "percentunit",
+)
+GPU_MEMORY_CLAIMED_BYTES = _metric(
+    "gpu_memory_claimed_bytes",
+    "gauge",
+    "What the engines on the device claim: the managed share of each and its CUDA context outside "
+    "of it. Above the total, not all of them can start.",
+    _GPU,
+    "bytes",
+)
+GPU_INTRUDER_MEMORY_BYTES = _metric(
+    "gpu_intruder_memory_bytes",
+    "gauge",
+    "Memory held by processes that are no engine, on a device where an engine runs; 0 when there "
+    "are none, absent while the processes or their memory are unknown.",
+    _GPU,
     "bytes",
 )
 GPU_READING_UNAVAILABLE = _metric(
@@ -219,6 +261,49 @@ ENGINE_PREEMPTIONS_TOTAL = _metric(
     "vLLM counts one only when the preempted request produces output again.",
     _ENGINE,
 )
+ENGINE_PREEMPTIONS_INFERRED_TOTAL = _metric(
+    "engine_preemptions_inferred_total",
+    "counter",
+    "Preemptions inferred from running, waiting, finished and usage between polls, since this "
+    "exporter first saw the engine. Known at the next poll, where vLLM's own counter waits until "
+    "the preempted request produces output again.",
+    _ENGINE,
+)
+ENGINE_REQUESTS_PREEMPTED = _metric(
+    "engine_requests_preempted",
+    "gauge",
+    "Requests that were preempted and wait to be run again, as inferred.",
+    _ENGINE,
+)
+ENGINE_STALLED = _metric(
+    "engine_stalled",
+    "gauge",
+    "1 while requests run and nothing of the engine moves, or its /health says it is dead, though "
+    "its page answers; else 0.",
+    _ENGINE,
+    "bool_yes_no",
+)
+ENGINE_MAX_NUM_SEQS = _metric(
+    "engine_max_num_seqs",
+    "gauge",
+    "Most requests the engine runs at once: its --max-num-seqs or vLLM's default, where the "
+    "command line is known.",
+    _ENGINE,
+)
+ENGINE_RESTART_BLOCKED = _metric(
+    "engine_restart_blocked",
+    "gauge",
+    "1 if the engine would be refused for lack of free memory on this device if it were restarted "
+    "now, else 0; absent while its claim or the free memory is unknown.",
+    (*_ENGINE, *_GPU),
+    "bool_yes_no",
+)
+ENGINE_GPU_INFO = _metric(
+    "engine_gpu_info",
+    "info",
+    "Devices an engine runs on, for joins with exporters that label by UUID; always 1.",
+    (*_ENGINE, *_GPU),
+)
 ENGINE_RESTARTS_TOTAL = _metric(
     "engine_restarts_total",
     "counter",
@@ -233,6 +318,18 @@ ENGINE_ASLEEP = _metric(
     "headroom then absent; 0 while awake; absent on versions that do not tell.",
     _ENGINE,
     "bool_yes_no",
+)
+
+# --- budget ---------------------------------------------------------------------------------
+
+BUDGET_BYTES = _metric(
+    "budget_bytes",
+    "gauge",
+    "What an engine's memory on a device is meant for, before it is measured. component is "
+    "weights, activation, non_torch, cuda_graph, kv, context or margin; source is log, computed, "
+    "engine, configured or estimated.",
+    (*_GPU, "engine", "component", "source"),
+    "bytes",
 )
 
 # --- capacity -------------------------------------------------------------------------------
@@ -281,6 +378,23 @@ KV_USED_BYTES = _metric(
     "bytes",
 )
 
+KV_CAPACITY_DRIFT_RATIO = _metric(
+    "kv_capacity_drift_ratio",
+    "gauge",
+    "Computed capacity over reported capacity, less 1; 0 when vLLM's own rules, applied to the "
+    "model's config.json and the engine's settings, give what the engine reports.",
+    _ENGINE,
+    "percentunit",
+)
+KV_CAPACITY_BOOT_CHANGE_RATIO = _metric(
+    "kv_capacity_boot_change_ratio",
+    "gauge",
+    "Capacity in tokens of this boot over that of the boot before, less 1; absent until a second "
+    "boot has been seen.",
+    (*_ENGINE, "previous_version", "version"),
+    "percentunit",
+)
+
 # --- headroom -------------------------------------------------------------------------------
 
 HEADROOM_BLOCKS = _metric(
@@ -308,6 +422,23 @@ HEADROOM_CONTEXT_TOKENS = _metric(
     "gauge",
     "The tokens that a context of kvheadroom_headroom_requests stands for.",
     (*_ENGINE, "context"),
+)
+
+HEADROOM_LIMIT = _metric(
+    "headroom_limit",
+    "gauge",
+    "1 for what keeps requests waiting: kv, max_num_seqs, token_budget, deferred, or none while "
+    "nothing does.",
+    (*_ENGINE, "limit"),
+    "bool_yes_no",
+)
+HEADROOM_EXHAUSTION_SECONDS = _metric(
+    "headroom_exhaustion_seconds",
+    "gauge",
+    "Forecast of the time until the free KV blocks run out, from their recent trend; absent while "
+    "the pool is not filling or the trend is lost in noise.",
+    _ENGINE,
+    "s",
 )
 
 ALL_METRICS: Final[tuple[MetricSpec, ...]] = tuple(_SPECS.values())
