@@ -31,7 +31,7 @@ def visible_devices(
         device_ids: vLLM's ``--device-ids``, which chooses among what is visible.
 
     Returns:
-        ``None`` where it cannot be told: a number without an order that we know, an unknown uuid,
+        ``None`` where it cannot be told: no GPU is known, a number without an order that we know, an unknown uuid,
         MIG named as drivers before 470 did.
 
     Source:
@@ -40,7 +40,7 @@ def visible_devices(
         ``PCI_BUS_ID``; with cards all alike both orders are NVML's.
     """
     present = _in_container(environment, gpus) if is_contained else list(gpus)
-    if present is None:
+    if present is None or not gpus:
         return None
     given = environment.get(_CUDA)
     seen = _countable(present) if given is None else _chosen(given, present, environment)

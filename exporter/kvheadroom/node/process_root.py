@@ -29,9 +29,9 @@ class ProcessRoot:
     def __init__(
         self, proc: str, pid: int, working_directory: str | None, *, is_contained: bool
     ) -> None:
-        entrance = f"{proc}/{pid}/root"
-        is_ours = not is_contained and _shares_our_root(proc, entrance)
-        self._root: Final = "" if is_ours else entrance
+        process = f"{proc}/{pid}"
+        is_ours = not is_contained and _shares_our_root(proc, process)
+        self._root: Final = "" if is_ours else f"{process}/root"
         self._working_directory: Final = working_directory
 
     def find(self, path: str) -> Path | None:
@@ -96,13 +96,14 @@ class ProcessRoot:
         return "/".join(behind)
 
 
-def _shares_our_root(proc: str, entrance: str) -> bool:
-    """Tell whether the paths of a process outside any container are ours, its root being shut."""
+def _shares_our_root(proc: str, process: str) -> bool:
+    """Tell whether the paths of a *process* outside any container are ours."""
+    ours, theirs = read_proc_link("/proc/self/ns/mnt"), read_proc_link(f"{process}/ns/mnt")
     try:
-        Path(entrance).readlink()
+        root = str(Path(f"{process}/root").readlink())
     except FileNotFoundError:
         return True
     except OSError:
         # Another user's process on this machine; through a foreign /proc it may be anywhere.
         return proc == "/proc"
-    return False
+    return root == "/" and ours is not None and ours == theirs
