@@ -43,7 +43,10 @@ def without_api_keys(argv: Sequence[str]) -> list[str]:
     kept: list[str] = []
     is_value = False
     for word in argv:
-        is_value = _is_key_option(word) or (is_value and not word.startswith("-"))
+        if _is_key_option(word):
+            is_value = "=" not in word
+            continue
+        is_value = is_value and not word.startswith("-")
         if not is_value:
             kept.append(word)
     return kept

@@ -44,7 +44,7 @@ class FoundServer:
     pid: int
     started_ticks: int
     address: ServerAddress
-    fingerprint: str
+    fingerprint: str = field(repr=False)
     command: ServeCommand | None = None
     problem: str | None = None
     api_key: Secret | None = field(default=None, repr=False)

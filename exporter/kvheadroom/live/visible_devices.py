@@ -31,8 +31,8 @@ def visible_devices(
         device_ids: vLLM's ``--device-ids``, which chooses among what is visible.
 
     Returns:
-        ``None`` where it cannot be told: no GPU is known, a number without an order that we know, an unknown uuid,
-        MIG named as drivers before 470 did.
+        ``None`` where it cannot be told: no GPU is known, a number stands for an order that is
+        not, or MIG is named as drivers before 470 did.
 
     Source:
         CUDA's rules: the first invalid entry ends the list, a uuid may be cut short as long as it

@@ -15,9 +15,9 @@ _POD: Final = re.compile(
 _SERVICE: Final = re.compile(r"/([^/]+\.service)(?=/|$)")
 # Files that a runtime lays over a container's own, from the container's folder on the host.
 _MOUNTED_FILE: Final = re.compile(
-    r"/(?:containers|overlay-containers)/([0-9a-f]{64})/(?:userdata/)?(?:hostname|hosts|resolv\.conf)"
+    r"/(?:overlay-)?containers/([0-9a-f]{64})/(?:userdata/)?(hostname|hosts|resolv\.conf) /etc/\2 "
 )
-_POD_FOLDER: Final = re.compile(r"/pods/([0-9a-f-]{32,36})/(?:etc-hosts|containers|volumes)")
+_MOUNTED_HOSTS: Final = re.compile(r"/pods/([0-9a-f-]{32,36})/etc-hosts /etc/hosts ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def placement_of(cgroup: str, mountinfo: str = "") -> Placement:
     paths = list(_paths(cgroup))
     return Placement(
         container_id=_innermost(_CONTAINER, paths) or _first(_MOUNTED_FILE, mountinfo),
-        pod_uid=_with_dashes(_innermost(_POD, paths) or _first(_POD_FOLDER, mountinfo)),
+        pod_uid=_with_dashes(_innermost(_POD, paths) or _first(_MOUNTED_HOSTS, mountinfo)),
         systemd_unit=_innermost(_SERVICE, paths),
     )
 

@@ -154,10 +154,11 @@ class ProcessTable:
     def _read_details(self, pid: int) -> ProcessDetails:
         folder = f"{self._root}/{pid}"
         variables = _variables(read_proc_file(f"{folder}/environ", _MOST_ENVIRONMENT_BYTES) or b"")
-        placement = placement_of(
-            read_proc_text(f"{folder}/cgroup"),
-            read_proc_text(f"{folder}/mountinfo", _MOST_MOUNT_BYTES),
-        )
+        cgroup = read_proc_text(f"{folder}/cgroup")
+        placement = placement_of(cgroup)
+        if placement.container_id is None:
+            mounts = read_proc_text(f"{folder}/mountinfo", _MOST_MOUNT_BYTES)
+            placement = placement_of(cgroup, mounts)
         key = variables.get(_KEY_VARIABLE)
         directory = read_proc_link(f"{folder}/cwd")
         return ProcessDetails(

@@ -1,7 +1,7 @@
 """Read all there is to know of one vLLM server's process, each thing as seldom as it may change."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -66,7 +66,7 @@ class _Known:
         looks: Looks since the model was last searched for.
     """
 
-    argv: tuple[str, ...]
+    argv: tuple[str, ...] = field(repr=False)
     details: ProcessDetails
     command: ServeCommand | None
     problem: str | None
