@@ -215,10 +215,10 @@ class ProcessReading:
 
 @dataclass(frozen=True, slots=True)
 class ProcessDetails:
-    """What is read of the few processes that matter; ``None`` where we may not look.
+    """What is read of the few processes that matter; ``None`` where nothing tells.
 
     Attributes:
-        environment: The variables asked for, and no other.
+        environment: The variables asked for, and no other; ``None`` where we may not look.
         api_key: ``VLLM_API_KEY`` of its environment.
         working_directory: As the process itself would write it.
         namespace_pids: Its pid in each namespace, from the outermost that is visible inwards.
@@ -228,7 +228,7 @@ class ProcessDetails:
         network_namespace: What the kernel calls its network namespace, ``net:[4026531840]``.
     """
 
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = None
     api_key: Secret | None = None
     working_directory: str | None = None
     namespace_pids: tuple[int, ...] = ()

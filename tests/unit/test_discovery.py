@@ -173,7 +173,7 @@ def test_a_shell_that_becomes_a_server_is_seen_at_the_next_look(tree: ProcTree) 
     after = discovery.look(()).servers
 
     assert not before
-    assert after["127.0.0.1:8000"].environment["HOME"] == "/srv"
+    assert after["127.0.0.1:8000"].environment == {"HOME": "/srv"}
 
 
 def test_an_engine_that_moves_keeps_its_id(tree: ProcTree) -> None:
@@ -330,3 +330,17 @@ def test_there_is_an_error_where_there_is_no_proc(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="proc"):
         discovery.look(())
+
+
+def test_another_users_server_is_found_as_far_as_it_may_be_seen(tree: ProcTree) -> None:
+    """Without permission for its variables, folders and descriptors the words still tell."""
+    tree.add(100, *serve("--port", "8005"))
+    tree.listen(100, "0.0.0.0", 8005)
+    for name in ("environ", "cwd", "ns/net"):
+        (tree.root / "100" / name).unlink()
+    (tree.root / "100" / "fd").rename(tree.root / "100" / "shut")
+
+    server = tree.look(gpu(0)).servers["127.0.0.1:8005"]
+
+    assert server.address.is_listening
+    assert (server.environment, server.working_directory, server.devices) == (None, None, None)

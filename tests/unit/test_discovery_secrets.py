@@ -115,7 +115,7 @@ def test_no_secret_is_kept_of_an_environment(tmp_path: Path) -> None:
     plant(tree, tmp_path)
 
     for server in tree.look().servers.values():
-        assert set(server.environment) == {"HOME"}
+        assert server.environment == {"HOME": "/srv"}
 
 
 def test_a_secret_shows_itself_to_nobody() -> None:

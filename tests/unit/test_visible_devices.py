@@ -102,6 +102,11 @@ def test_nothing_is_told_without_gpus() -> None:
     assert visible_devices(cuda("0"), ()) is None
 
 
+def test_nothing_is_told_of_an_environment_out_of_sight() -> None:
+    """Another user's variables may hide GPUs, and we would not see it."""
+    assert visible_devices(None, ALIKE) is None
+
+
 @pytest.mark.parametrize(
     ("position", "expected"),
     [(0, (0, 0, 0)), (1, (0, 0, 1)), (2, (0, 1, 0)), (5, (1, 0, 1)), (7, (1, 1, 1))],

@@ -29,7 +29,8 @@ class FoundServer:
         command: What it was told; ``None`` where it cannot be read (see *problem*).
         problem: Why a part of the above is unknown, in one line free of secrets.
         api_key: What opens its ``/v1/models``.
-        environment: Its variables that change sizing or say where its files are.
+        environment: Its variables that change sizing or say where its files are; ``None`` where we
+            may not look.
         working_directory: Where its relative paths begin.
         devices: Its GPUs in its own order, by uuid; ``None`` if that cannot be told.
         ranks: Its engine's processes and the place of each.
@@ -48,7 +49,7 @@ class FoundServer:
     command: ServeCommand | None = None
     problem: str | None = None
     api_key: Secret | None = field(default=None, repr=False)
-    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    environment: Mapping[str, str] | None = None
     working_directory: str | None = None
     devices: tuple[str, ...] | None = None
     ranks: Mapping[int, Rank] = field(default_factory=lambda: MappingProxyType({}))

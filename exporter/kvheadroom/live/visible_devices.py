@@ -16,7 +16,7 @@ _MIG_OF_OLD: Final = re.compile(r"MIG-GPU-[^/]+/\d+/\d+")
 
 
 def visible_devices(
-    environment: Mapping[str, str],
+    environment: Mapping[str, str] | None,
     gpus: Sequence[GpuReading],
     *,
     is_contained: bool = False,
@@ -25,7 +25,7 @@ def visible_devices(
     """Return the devices a process sees, in its own order, by uuid.
 
     Args:
-        environment: The process's.
+        environment: The process's; ``None`` if it may not be read.
         gpus: Every GPU and MIG device of the node, in NVML's order.
         is_contained: It is in a container, which may hold fewer devices than the node.
         device_ids: vLLM's ``--device-ids``, which chooses among what is visible.
@@ -39,8 +39,10 @@ def visible_devices(
         is unique. Numbers follow the speed of the cards unless ``CUDA_DEVICE_ORDER`` is
         ``PCI_BUS_ID``; with cards all alike both orders are NVML's.
     """
+    if environment is None or not gpus:
+        return None
     present = _in_container(environment, gpus) if is_contained else list(gpus)
-    if present is None or not gpus:
+    if present is None:
         return None
     given = environment.get(_CUDA)
     seen = _countable(present) if given is None else _chosen(given, present, environment)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from heapq import nlargest
-from itertools import chain, islice
+from itertools import islice
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
@@ -60,8 +60,10 @@ class ProcessTable:
         for name in self._seen.keys() - names:
             del self._seen[name]
         fresh = names - self._seen.keys()
-        for name in chain(fresh, self._due() - fresh):
+        for name in fresh:
             self._read(name)
+        for name in self._due() - fresh:
+            self._read_if_changed(name)
         self._read_ancestry(closely, done=fresh)
         processes = {process.pid: process for process in self._seen.values() if process}
         for program in [one for one in self._details if one != _program(processes.get(one[0]))]:
@@ -142,6 +144,12 @@ class ProcessTable:
                     break
                 name, depth = str(process.parent_pid), depth + 1
 
+    def _read_if_changed(self, name: str) -> None:
+        known = self._seen[name]
+        words = read_proc_file(f"{self._root}/{name}/cmdline", _MOST_COMMAND_BYTES)
+        if known is None or words is None or _argv(words) != known.argv:
+            self._read(name)
+
     def _read(self, name: str) -> None:
         folder = f"{self._root}/{name}"
         stat = read_proc_file(f"{folder}/stat", 4096)
@@ -153,18 +161,18 @@ class ProcessTable:
 
     def _read_details(self, pid: int) -> ProcessDetails:
         folder = f"{self._root}/{pid}"
-        variables = _variables(read_proc_file(f"{folder}/environ", _MOST_ENVIRONMENT_BYTES) or b"")
+        environ = read_proc_file(f"{folder}/environ", _MOST_ENVIRONMENT_BYTES)
+        variables = _variables(environ or b"")
         cgroup = read_proc_text(f"{folder}/cgroup")
         placement = placement_of(cgroup)
         if placement.container_id is None:
             mounts = read_proc_text(f"{folder}/mountinfo", _MOST_MOUNT_BYTES)
             placement = placement_of(cgroup, mounts)
+        asked = {name: variables[name] for name in self._environment_names & variables.keys()}
         key = variables.get(_KEY_VARIABLE)
         directory = read_proc_link(f"{folder}/cwd")
         return ProcessDetails(
-            environment=MappingProxyType(
-                {name: variables[name] for name in self._environment_names & variables.keys()}
-            ),
+            environment=None if environ is None else MappingProxyType(asked),
             api_key=Secret(key) if key else None,
             working_directory=directory.removesuffix(" (deleted)") if directory else None,
             namespace_pids=_namespace_pids(read_proc_text(f"{folder}/status")),

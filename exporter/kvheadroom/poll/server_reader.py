@@ -144,7 +144,8 @@ class ServerReader:
         if details.pod_uid is None:
             return None, None
         # A pod's host name is its own name, unless it says otherwise.
-        return self._pods.find(details.pod_uid) or (None, details.environment.get("HOSTNAME"))
+        host_name = (details.environment or {}).get("HOSTNAME")
+        return self._pods.find(details.pod_uid) or (None, host_name)
 
     def _server(
         self,
@@ -208,9 +209,9 @@ class ServerReader:
         except ConfigError as error:
             problem = str(error)
         else:
-            sizing = SIZING_VARIABLES & details.environment.keys()
-            variables = {name: details.environment[name] for name in sizing}
-            command = replace(command, environment=MappingProxyType(variables))
+            given = (details.environment or {}).items()
+            sizing = {name: value for name, value in given if name in SIZING_VARIABLES}
+            command = replace(command, environment=MappingProxyType(sizing))
         key = find_api_key(words, config=config, from_environment=details.api_key)
         return _Known(argv, details, command, problem, key)
 
@@ -218,7 +219,7 @@ class ServerReader:
         return fingerprint(
             process.argv,
             working_directory=known.details.working_directory,
-            devices=known.details.environment.get("CUDA_VISIBLE_DEVICES"),
+            devices=(known.details.environment or {}).get("CUDA_VISIBLE_DEVICES"),
             member="" if rank is None else str(rank),
         )
 
@@ -269,7 +270,7 @@ class ServerReader:
             known.model = find_served_model(
                 root,
                 model,
-                environment=known.details.environment,
+                environment=known.details.environment or {},
                 download_folder=_text(command, "download-dir"),
                 revision=_text(command, "revision"),
             )
