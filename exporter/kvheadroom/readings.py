@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
 from kvheadroom.errors import Reason
+from kvheadroom.redaction import Secret
 
 SourceKind = Literal["nvml", "vllm"]
 
@@ -184,6 +186,88 @@ class ServerReading:
     model_root: str | None = None
     endpoints: Mapping[str, Reason | None] = field(default_factory=dict)
     started_unix_seconds: float | None = None
+
+
+# --- processes ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """One process as ``/proc`` shows it.
+
+    Attributes:
+        pid: Process id in the namespace of the ``/proc`` that was read.
+        parent_pid: Who started it, or who took it over; 0 where that is outside the namespace.
+        started_ticks: Clock ticks from boot to its start: with the pid, who it is.
+        state: One letter; ``Z`` is a zombie, which holds nothing.
+        command_name: The kernel's name of it, at most 15 characters.
+        argv: Its words, or its title alone where it gave itself one; empty for a zombie. May hold
+            secrets, so it is never shown.
+    """
+
+    pid: int
+    parent_pid: int
+    started_ticks: int
+    state: str
+    command_name: str
+    argv: tuple[str, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessDetails:
+    """What is read of the few processes that matter; ``None`` where nothing tells.
+
+    Attributes:
+        environment: The variables asked for, and no other; ``None`` where we may not look.
+        api_key: ``VLLM_API_KEY`` of its environment.
+        working_directory: As the process itself would write it.
+        namespace_pids: Its pid in each namespace, from the outermost that is visible inwards.
+        container_id: 64 hexadecimal digits, or a runtime's own spelling.
+        pod_uid: Kubernetes' id of its pod.
+        systemd_unit: The service it belongs to.
+        network_namespace: What the kernel calls its network namespace, ``net:[4026531840]``.
+    """
+
+    environment: Mapping[str, str] | None = None
+    api_key: Secret | None = None
+    working_directory: str | None = None
+    namespace_pids: tuple[int, ...] = ()
+    container_id: str | None = None
+    pod_uid: str | None = None
+    systemd_unit: str | None = None
+    network_namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Files of the model that a server was told to serve, as paths that we can open.
+
+    Attributes:
+        folder: Where they are, as the server itself would write it.
+        config: Its config.json, or Mistral's params.json.
+        weights: Its checkpoint files, by name.
+        index: ``model.safetensors.index.json``, where there is one.
+    """
+
+    folder: str
+    config: Path
+    weights: tuple[Path, ...] = ()
+    index: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningSocket:
+    """A TCP socket that takes connections.
+
+    Attributes:
+        host: Address it is bound to; ``0.0.0.0`` and ``::`` are every one.
+        port: Port.
+        inode: The kernel's number of it, by which its owners are known.
+    """
+
+    host: str
+    port: int
+    inode: int
 
 
 # --- health ---------------------------------------------------------------------------------

@@ -40,3 +40,31 @@ def without_secrets(value: Any) -> Any:  # noqa: ANN401  (a JSON value)
 def names_a_secret(name: str) -> bool:
     """Tell whether what is called *name* (``api_key``, ``hfToken``) holds a credential."""
     return any(word.lower() in _SECRET_WORDS for word in _WORD.findall(name))
+
+
+class Secret:
+    """A credential that shows itself to nobody who does not ask by name.
+
+    Printing, formatting, copying into a record's text and logging all give the same mark.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """Return the credential, to be sent to whom it belongs."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __reduce__(self) -> tuple[type["Secret"], tuple[str]]:
+        raise TypeError("a secret is not written to a file")

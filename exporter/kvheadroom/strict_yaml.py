@@ -35,6 +35,15 @@ def load_mapping(path: Path) -> Mapping[str, Any]:
     return {str(key): value for key, value in data.items()}
 
 
+def load_value(path: Path) -> object:
+    """Return whatever the YAML or JSON file at *path* holds; ``None`` for an empty one.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not YAML.
+    """
+    return _load(path)
+
+
 def load_record(path: Path, record: type[Record]) -> Record:
     """Return the *record* that the YAML file at *path* holds; an empty file is all defaults.
 
