@@ -19,7 +19,7 @@ def test_without_a_log_the_model_and_what_is_usual_are_used() -> None:
 
     assert parts.weights == Part(WEIGHTS, "computed")
     assert parts.kv == Part(2_250 * MIB, "computed")
-    assert parts.activation == Part(gib(2.4), "estimated")
+    assert parts.activation == Part(int(2.4 * GIB), "estimated")
     assert parts.context == Part(300 * MIB, "estimated")
 
 
