@@ -265,6 +265,7 @@ class BootReading:
         model: Path or hub id of the model.
         max_model_len: Longest request, tokens, as fitted to the memory.
         asked_max_model_len: The same before it was fitted; front ends of 0.14 to 0.19 keep it.
+        max_num_batched_tokens: Tokens of one step.
         is_ready: The server said that it accepts requests.
         failure: Bounded name of what went wrong last; ``None`` when nothing did.
         failure_text: The message, one line, free of secrets.
@@ -277,6 +278,7 @@ class BootReading:
     model: str | None = None
     max_model_len: int | None = None
     asked_max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
     is_ready: bool = False
     failure: str | None = None
     failure_text: str | None = None

@@ -20,12 +20,14 @@ _LENGTH: Final[_Names] = ("auto_fit_tokens", "concurrency_tokens", "max_model_le
 def boot_reading(record: BootRecord) -> BootReading:
     """Return *record* as a reading."""
     longest, asked = record.last(*_LENGTH), record.last("max_model_len_tokens")
+    step = record.last("max_num_batched_tokens")
     failure = record.failures[-1] if record.failures else None
     return BootReading(
         version=record.fact("version"),
         model=record.fact("model"),
         max_model_len=int(longest.value) if longest else None,
         asked_max_model_len=int(asked.value) if asked else None,
+        max_num_batched_tokens=int(step.value) if step else None,
         is_ready=record.ready_line is not None,
         failure=failure.kind if failure else None,
         failure_text=failure.text if failure else None,
