@@ -296,3 +296,76 @@ class SourceHealth:
     failures: Mapping[Reason, int]
     duration_seconds: float | None = None
     last_success_unix_seconds: float | None = None
+
+
+# --- startup logs ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessBoot:
+    """What one process of a vLLM server printed of its memory at its start.
+
+    Bytes are as precise as they were printed: GiB to two places, 5 MiB to either side.
+
+    Attributes:
+        process: Name in vLLM's prefix, ``EngineCore_DP1`` or ``Worker_PP0_TP1``; ``None`` without.
+        pid: In the same prefix: as the process itself sees it, inside its container.
+        rank: Global rank, where the log tells.
+        weights_bytes: Weights on this rank.
+        non_torch_bytes: Memory that grew outside the tensor library.
+        activation_bytes: Peak of the profiling pass, without what is set aside for graphs.
+        graph_bytes: What the captured graphs took.
+        graph_estimate_bytes: What was set aside for them.
+        kv_bytes: The KV pool on this rank.
+        total_bytes: Memory of its GPU.
+        requested_bytes: The share of it that the server manages.
+        utilization_ratio: The same as a ratio, 0-1.
+        kv_tokens: "KV cache size" of its engine, tokens.
+        max_concurrency: "Maximum concurrency" of its engine, to two places.
+    """
+
+    process: str | None = None
+    pid: int | None = None
+    rank: int | None = None
+    weights_bytes: int | None = None
+    non_torch_bytes: int | None = None
+    activation_bytes: int | None = None
+    graph_bytes: int | None = None
+    graph_estimate_bytes: int | None = None
+    kv_bytes: int | None = None
+    total_bytes: int | None = None
+    requested_bytes: int | None = None
+    utilization_ratio: float | None = None
+    kv_tokens: int | None = None
+    max_concurrency: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BootReading:
+    """One start of a vLLM server, as its log tells it.
+
+    Attributes:
+        version: vLLM's version.
+        model: Path or hub id of the model.
+        max_model_len: Longest request, tokens, as fitted to the memory.
+        asked_max_model_len: The same before it was fitted; front ends of 0.14 to 0.19 keep it.
+        max_num_batched_tokens: Tokens of one step.
+        is_ready: The server said that it accepts requests.
+        failure: Bounded name of what went wrong last; ``None`` when nothing did.
+        failure_text: The message, one line, free of secrets.
+        clock: ``MM-DD HH:MM:SS`` of its first dated line; vLLM writes neither year nor zone.
+        source: The service, pod or unit, where the log holds several.
+        processes: Every process that printed a figure, by first appearance.
+    """
+
+    version: str | None = None
+    model: str | None = None
+    max_model_len: int | None = None
+    asked_max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    is_ready: bool = False
+    failure: str | None = None
+    failure_text: str | None = None
+    clock: str | None = None
+    source: str | None = None
+    processes: tuple[ProcessBoot, ...] = ()

@@ -172,26 +172,62 @@ def budget_card(
     return CardBudget(total_bytes, instances, total_bytes - reserved_bytes - held)
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What one server needs on a GPU to start, and what it holds once it has.
+
+    Attributes:
+        asked_bytes: What must be free once its context exists.
+        context_bytes: Its CUDA context and NCCL buffers.
+        held_bytes: Everything it then holds, the context included.
+    """
+
+    asked_bytes: int
+    context_bytes: int
+    held_bytes: int
+
+
+def refused_starts(free_bytes: int, starts: Sequence[Start]) -> tuple[int, ...]:
+    """Return the positions of servers that would refuse to start, each after those before it.
+
+    Source:
+        vLLM's check at start since 0.9.1: free < ceil(total x utilization), made after the
+        context exists.
+    """
+    refused: list[int] = []
+    for position, start in enumerate(starts):
+        if free_bytes - start.context_bytes < start.asked_bytes:
+            refused.append(position)
+        else:
+            free_bytes -= start.held_bytes
+    return tuple(refused)
+
+
+def start_order(free_bytes: int, starts: Sequence[Start]) -> tuple[int, ...] | None:
+    """Return the positions of *starts* in an order in which all start, ``None`` if there is none.
+
+    Who asks for the most above what it will hold goes first: of two neighbors, the second one's
+    need is the smaller that way round, so if any order works this one does.
+    """
+
+    def surplus_bytes(position: int) -> int:
+        start = starts[position]
+        return start.asked_bytes + start.context_bytes - start.held_bytes
+
+    order = tuple(sorted(range(len(starts)), key=surplus_bytes, reverse=True))
+    refused = refused_starts(free_bytes, [starts[position] for position in order])
+    return None if refused else order
+
+
 def fails_to_start(card: CardBudget, *, reserved_bytes: int = 0) -> tuple[int, ...]:
     """Return the positions of servers that would refuse to start, each after those before it.
 
-    A server refuses when less is free than it wants to manage. Those already running hold their
-    share and their context.
-
-    Source:
-        vLLM's check at start since 0.9.1: free < ceil(total x utilization).
+    Those already running hold their share and their context.
     """
-    free = card.total_bytes - reserved_bytes
-    refused: list[int] = []
-    for position, instance in enumerate(card.instances):
-        # The check is made after the context exists.
-        free -= instance.demand.context.bytes
-        if free < instance.managed_bytes:
-            refused.append(position)
-            free += instance.demand.context.bytes
-        else:
-            free -= instance.managed_bytes
-    return tuple(refused)
+    starts = [
+        Start(one.managed_bytes, one.demand.context.bytes, one.held_bytes) for one in card.instances
+    ]
+    return refused_starts(card.total_bytes - reserved_bytes, starts)
 
 
 # --- llama.cpp: no share, no profile; the cache is what is asked for --------------------------

@@ -1,7 +1,7 @@
 """What a model's own layers say of its engine's pool, held against what the engine reports."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
@@ -37,6 +37,12 @@ class ModelPool:
     bytes_per_block: int
     is_uniform: bool
 
+    @property
+    def reserved_blocks(self) -> int:
+        """Blocks vLLM reckons with for one request of the full length."""
+        concurrency = self.allocation.max_concurrency or 1.0
+        return round(self.allocation.num_blocks / concurrency)
+
     def blocks_for(self, context_tokens: int) -> int:
         """Return the blocks a decoding request of *context_tokens* holds."""
         return steady_blocks(self.allocation, context_tokens)
@@ -69,9 +75,44 @@ def model_pool(
         The pool, or ``None`` where the rules do not reproduce what the engine reports: then the
         model, a setting or a rule is not what it seems, and only the engine's figures hold.
     """
+    for found in pool_candidates(
+        layers,
+        labels,
+        version=version,
+        blocks=blocks,
+        block_tokens=block_tokens,
+        max_model_len=max_model_len,
+        tensor_parallel=tensor_parallel,
+    ):
+        if full_request_blocks is None or found.reserved_blocks == full_request_blocks:
+            return found
+    return None
+
+
+def pool_candidates(
+    layers: ModelLayers,
+    labels: Mapping[str, str],
+    *,
+    version: Version | None,
+    blocks: int,
+    block_tokens: int | None,
+    max_model_len: int | None,
+    tensor_parallel: int,
+) -> Iterator[ModelPool]:
+    """Yield the pools that *layers* make with what *labels* leave open, likeliest first.
+
+    Args:
+        layers: The model.
+        labels: The engine's ``cache_config_info``.
+        version: The server's version.
+        blocks: Blocks of this engine.
+        block_tokens: The block size it reports, where that is to be trusted.
+        max_model_len: Its longest request, tokens.
+        tensor_parallel: Ranks of the engine.
+    """
     skipped = _skipped_layers(labels)
     if blocks < 1 or skipped is None:
-        return None
+        return
     for in_flight_tokens in _IN_FLIGHT_TOKENS:
         found = _pool(
             layers,
@@ -94,10 +135,8 @@ def model_pool(
             ),
         )
         if found is None:
-            return None
-        if full_request_blocks is None or _reserves(found.allocation) == full_request_blocks:
-            return found
-    return None
+            return
+        yield found
 
 
 @lru_cache(maxsize=512)
@@ -128,11 +167,6 @@ def _skipped_layers(labels: Mapping[str, str]) -> tuple[str, ...] | None:
     inner = text.strip().removeprefix("[").removesuffix("]")
     names = tuple(name.strip().strip("'\"") for name in inner.split(",") if name.strip())
     return names if text.startswith("[") and all(map(_LAYER.fullmatch, names)) else None
-
-
-def _reserves(allocation: Allocation) -> int:
-    concurrency = allocation.max_concurrency or 1.0
-    return round(allocation.num_blocks / concurrency)
 
 
 def _cache_mode(labels: Mapping[str, str]) -> Literal["none", "align", "all"]:

@@ -93,7 +93,7 @@ def read_numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         number += 1
         _skip_rest_of_line(stream, raw)
         raw = raw.rstrip(b"\r\n")
-        if _PARTIAL.match(raw):
+        if is_piece(raw):
             first = first or number
             held += raw if not held else raw[_carrier_end(raw) :]
             held = held[:_MOST_LINE_BYTES]
@@ -105,6 +105,11 @@ def read_numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, raw
     if held:
         yield first, held
+
+
+def is_piece(raw: bytes) -> bool:
+    """Return whether *raw* is a piece of a long line, and not its last."""
+    return _PARTIAL.match(raw) is not None
 
 
 def parse_line(number: int, raw: bytes) -> Iterator[LogLine]:

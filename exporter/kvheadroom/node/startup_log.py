@@ -1,6 +1,6 @@
 """Read the starts of vLLM servers out of a log, in one pass and bounded memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, Final
 
@@ -60,23 +60,45 @@ def read_boots(stream: BinaryIO) -> Iterator[BootRecord]:
 
     Any bytes are accepted. One line, and one start of each service, are held at a time.
     """
-    boots: dict[str | None, _Boot] = {}
+    scanner = BootScanner()
     for number, raw in read_numbered(stream):
+        yield from scanner.feed(number, raw)
+    yield from scanner.latest()
+
+
+class BootScanner:
+    """Reads starts out of a log that is handed over line by line, and may go on.
+
+    Attributes:
+        telling_lines: Lines so far that may tell something.
+    """
+
+    def __init__(self) -> None:
+        self.telling_lines = 0
+        self._boots: dict[str | None, _Boot] = {}
+
+    def feed(self, number: int, raw: bytes) -> Sequence[BootRecord]:
+        """Take one line and return the starts that are over with it."""
         if not _tells(raw):
-            continue
+            return ()
+        self.telling_lines += 1
+        boots, over = self._boots, []
         is_mention = b"vllm" in raw.lower()
         for line in parse_line(number, raw):
             source = line.source if len(boots) < _MOST_SOURCES or line.source in boots else None
             boot = boots.setdefault(source, _Boot(source))
             if boot.is_over(line):
                 if boot.is_vllm():
-                    yield boot.record()
+                    over.append(boot.record())
                 boot = boots[source] = _Boot(source)
             boot.mentions_vllm = boot.mentions_vllm or is_mention
             boot.add(line)
-    for boot in sorted(boots.values(), key=lambda boot: boot.first_line):
-        if boot.is_vllm():
-            yield replace(boot.record(), is_latest=True)
+        return over
+
+    def latest(self) -> Sequence[BootRecord]:
+        """Return the last start of each service as far as it has been read, by first line."""
+        boots = sorted(self._boots.values(), key=lambda boot: boot.first_line)
+        return [replace(boot.record(), is_latest=True) for boot in boots if boot.is_vllm()]
 
 
 def _tells(raw: bytes) -> bool:
