@@ -57,7 +57,7 @@ class PreemptionPast:
         unreported: Preemptions inferred that vLLM's counter has yet to show.
         unanswered: At most so many admitted requests whose output has yet to come.
         hang_ups: Requests that left uncounted in the last interval and may show in the next.
-        quiet_steps: Steps since an admitted request last had its output.
+        quiet_steps: Steps since a request was last admitted or had its first output.
         anchored: The queue is known to have held no preempted request at some poll.
     """
 
@@ -158,7 +158,7 @@ def _fold(
     doubtful = max(0, left - shown)
     aborted = min(doubtful, gone + past.hang_ups)
     unanswered = past.unanswered + risen + finished + left - started - reported
-    quiet_steps = _quiet_steps(past, before, now, quiet=not started and not reported)
+    quiet_steps = _quiet_steps(past, before, now, quiet=not started and not reported and risen + finished + left <= 0)
     if quiet_steps >= _PREFILL_STEPS:
         unanswered = 0
     unanswered = min(max(unanswered, 0), now.running + past.unreported + left)
@@ -167,12 +167,15 @@ def _fold(
     if _pool_was_full(before, now, capacity):
         # A preempted request waits, or is back without an output yet.
         places = now.waiting_for_capacity + unanswered - unreported
-        inferred = min(doubtful - aborted, max(0, places))
+        inferred = min(doubtful - aborted, max(0, places), _room_before(before, now))
     unreported = min(unreported + inferred, now.waiting + unanswered)
     none_preempted = _none_is_preempted(now, max_num_seqs)
-    anchored = past.anchored or none_preempted or started_at_least > past.unanswered
+    admitted_new = started_at_least > past.unanswered
+    anchored = past.anchored or none_preempted or admitted_new
     still_waiting = (past.preempted_now or 0) - risen - finished - aborted
     preempted = min(max(still_waiting, unreported - unanswered), unreported)
+    if admitted_new:
+        preempted = min(preempted, inferred)
     preempted = 0 if none_preempted else max(0, min(preempted, now.waiting_for_capacity))
     return PreemptionPast(
         preempted_now=preempted if anchored or preempted else None,
@@ -215,6 +218,17 @@ def _pool_was_full(before: _Seen, now: _Seen, _capacity: PoolSize | None) -> boo
     share = max(seen.used_ratio / max(1, seen.running) for seen in (before, now))
     full = max(_LOWEST_FULL_RATIO, 1 - _SHARES_LEFT * share)
     return max(before.used_ratio, now.used_ratio) >= full
+
+
+def _room_before(before: _Seen, now: _Seen) -> int:
+    """Return how many of those that left can have run beside all that run now.
+
+    Nothing is admitted past a preempted request, so what runs now was admitted while the preempted
+    ones still held their blocks.
+    """
+    if not before.used_ratio:
+        return before.running
+    return max(0, round(max(1, before.running) / before.used_ratio) - now.running)
 
 
 def _none_is_preempted(now: _Seen, max_num_seqs: int | None) -> bool:
