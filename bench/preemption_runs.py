@@ -10,8 +10,8 @@ from kvheadroom.demo.histogram import Histogram
 from kvheadroom.demo.profiles import PROFILES
 from kvheadroom.demo.scheduler import Limits
 from kvheadroom.demo.stats import EngineStats
-from kvheadroom.demo.traffic import Arrival, Traffic, arrivals
-from kvheadroom.live.preemption import PoolSize, PreemptionPast, observe_preemptions
+from kvheadroom.demo.traffic import Lengths, Traffic, arrivals
+from kvheadroom.live.preemption import PreemptionPast, observe_preemptions
 from kvheadroom.readings import EngineReading, HistogramReading
 
 
@@ -72,6 +72,34 @@ def scenarios() -> Iterator[Scenario]:
                     yield Scenario(name, limits, server.cost, traffic)
 
 
+def batch_scenarios() -> Iterator[Scenario]:
+    """Yield pools overrun by batches of long answers, where preempted requests starve."""
+    limits = Limits(
+        total_blocks=800,
+        block_tokens=16,
+        max_model_len=8192,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+    )
+    cost = StepCost(0.015, 0.00028, 0.0004)
+    for spread in (0.0, 0.3, 0.8):
+        for hurried in (0.0, 0.1, 0.3):
+            traffic = Traffic(
+                quiet_per_second=0.05,
+                peak_per_second=0.1,
+                period_seconds=180.0,
+                prompt=Lengths(200, spread, 50, 2000),
+                output=Lengths(900, spread, 100, 4000),
+                burst_every_seconds=90.0,
+                burst_requests=30,
+                hurried_ratio=hurried,
+                patience_seconds=40.0,
+            )
+            yield Scenario(
+                f"batch, spread {spread:g}, {hurried:.0%} hang up", limits, cost, traffic
+            )
+
+
 def polls(
     engine: Engine, *, seconds: float, interval_seconds: float, offset_seconds: float = 0.0
 ) -> Iterator[Poll]:
@@ -100,8 +128,7 @@ def reading_of(stats: EngineStats) -> EngineReading:
         preemptions_total=stats.preemptions,
         prompt_tokens_total=stats.prompt_tokens,
         generation_tokens_total=stats.generation_tokens,
-        first_tokens_total=histograms.first_token_seconds.count,
-        finished_total=dict(stats.finished),
+        finished_total={reason: float(count) for reason, count in stats.finished.items()},
         prompt_tokens=_reading(histograms.prompt_tokens),
         generation_tokens=_reading(histograms.generation_tokens),
         sleep_state="awake",
@@ -166,7 +193,7 @@ class Score:
 
 
 def infer(
-    seen: Iterable[Poll], *, capacity: PoolSize | None = None, max_num_seqs: int | None = None
+    seen: Iterable[Poll], *, max_num_seqs: int | None = None
 ) -> list[tuple[Poll, PreemptionPast]]:
     """Return each poll with what is inferred by then."""
     past = PreemptionPast()
@@ -176,7 +203,6 @@ def infer(
             past,
             poll.reading,
             at_seconds=poll.at_seconds,
-            capacity=capacity,
             max_num_seqs=max_num_seqs,
         )
         inferred.append((poll, past))
@@ -195,16 +221,18 @@ def score(run: Sequence[tuple[Poll, PreemptionPast]]) -> Score:
         round((now.reading.preemptions_total or 0) - (before.reading.preemptions_total or 0))
         for (before, _), (now, _) in steps
     ]
-    really = [bool(count or now.preempted) for count, (_, (now, _)) in zip(true, steps, strict=True)]
+    really = [
+        bool(count or now.preempted) for count, (_, (now, _)) in zip(true, steps, strict=True)
+    ]
     claimed = [
         bool(count or past.preempted_now) for count, (_, (_, past)) in zip(said, steps, strict=True)
     ]
     times = [now.at_seconds for _, (now, _) in steps]
     episodes, claims = _stretches(really), _stretches(claimed)
-    found = [next((i for i in range(a, min(b + 1, len(times))) if claimed[i]), None) for a, b in episodes]
-    shown = [
-        next((i for i in range(a, len(times)) if reported[i]), None) for a, _ in episodes
+    found = [
+        next((i for i in range(a, min(b + 1, len(times))) if claimed[i]), None) for a, b in episodes
     ]
+    shown = [next((i for i in range(a, len(times)) if reported[i]), None) for a, _ in episodes]
     return Score(
         true=sum(true),
         inferred=sum(said),

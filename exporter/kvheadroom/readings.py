@@ -133,7 +133,6 @@ class EngineReading:
         preemptions_total: vLLM's own counter, which lags (see README).
         prompt_tokens_total: Prompt tokens of admitted requests, counted once.
         generation_tokens_total: Generated tokens.
-        first_tokens_total: Requests that have had their first token.
         finished_total: Finished requests by ``finished_reason``.
         prompt_tokens: Prompt lengths of finished requests.
         generation_tokens: Output lengths of finished requests.
@@ -151,7 +150,6 @@ class EngineReading:
     preemptions_total: float | None = None
     prompt_tokens_total: float | None = None
     generation_tokens_total: float | None = None
-    first_tokens_total: float | None = None
     finished_total: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     prompt_tokens: HistogramReading | None = None
     generation_tokens: HistogramReading | None = None

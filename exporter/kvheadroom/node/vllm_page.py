@@ -179,7 +179,6 @@ def _engine(
         preemptions_total=_total(of["preemptions_total"]),
         prompt_tokens_total=_total(of["prompt_tokens_total"]),
         generation_tokens_total=_total(of["generation_tokens_total"]),
-        first_tokens_total=_total(of["first_tokens_total"]),
         finished_total=_totals_by(of["finished_total"], "finished_reason"),
         prompt_tokens=_histogram(of["prompt_tokens"]),
         generation_tokens=_histogram(of["generation_tokens"]),
