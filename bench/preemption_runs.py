@@ -32,8 +32,13 @@ class Scenario:
     traffic: Traffic
 
     def engine(self, seed: int) -> Engine:
-        """Return the engine at its start."""
-        return Engine(self.limits, self.cost, arrivals(self.traffic, Random(seed)))
+        """Return the engine at its start; those who hang up do so at any moment."""
+        random = Random(seed)
+        requests = (
+            replace(arrival, patience_seconds=arrival.patience_seconds * random.uniform(0.05, 1.95))
+            for arrival in arrivals(self.traffic, Random(seed))
+        )
+        return Engine(self.limits, self.cost, requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,36 @@ def batch_scenarios() -> Iterator[Scenario]:
             )
 
 
+def quiet_scenarios() -> Iterator[Scenario]:
+    """Yield engines where requests queue and hang up, and where nothing can ever be preempted.
+
+    A request holds its nine blocks of 128 tokens from admission to end. In the first three the
+    pool is what they wait for, in the others the sequence limit.
+    """
+    cost = StepCost(0.015, 0.00028, 0.0004)
+    for total_blocks, max_num_seqs, limit in ((200, 64, "a full pool"), (900, 20, "max_num_seqs")):
+        limits = Limits(
+            total_blocks=total_blocks,
+            block_tokens=128,
+            max_model_len=4096,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=2048,
+        )
+        for hurried in (0.0, 0.1, 0.3):
+            traffic = Traffic(
+                quiet_per_second=0.5,
+                peak_per_second=4.0,
+                period_seconds=120.0,
+                prompt=Lengths(1030, 0.0, 1030, 1030),
+                output=Lengths(110, 0.0, 110, 110),
+                burst_every_seconds=30.0,
+                burst_requests=12,
+                hurried_ratio=hurried,
+                patience_seconds=6.0,
+            )
+            yield Scenario(f"queue at {limit}, {hurried:.0%} hang up", limits, cost, traffic)
+
+
 def polls(
     engine: Engine, *, seconds: float, interval_seconds: float, offset_seconds: float = 0.0
 ) -> Iterator[Poll]:
@@ -151,8 +186,10 @@ class Score:
     Attributes:
         true: Preemptions there were.
         inferred: Preemptions said.
-        matched: Of both, those said within a poll of when they were.
-        reported_in_time: Of the true ones, those vLLM's counter showed within a poll.
+        matched: Of both, those said in the interval when they were, or the next.
+        ahead: Of those said, the ones vLLM's counter had yet to show.
+        ahead_matched: Of these, the ones said in their interval or the next.
+        reported_in_time: Of the true ones, those vLLM's counter showed in the same time.
         true_episodes: Stretches of polls with a preempted request waiting or a preemption new.
         found_episodes: Of those, the ones said while they lasted, or a poll after.
         said_episodes: Stretches said.
@@ -164,6 +201,8 @@ class Score:
     true: int = 0
     inferred: int = 0
     matched: int = 0
+    ahead: int = 0
+    ahead_matched: int = 0
     reported_in_time: int = 0
     true_episodes: int = 0
     found_episodes: int = 0
@@ -180,6 +219,11 @@ class Score:
     def precision(self) -> float:
         """Share of what was said that was so; 1 when nothing was said."""
         return self.matched / self.inferred if self.inferred else 1.0
+
+    @property
+    def ahead_precision(self) -> float:
+        """Share of what was said before vLLM's counter that was so."""
+        return self.ahead_matched / self.ahead if self.ahead else 1.0
 
     @property
     def recall(self) -> float:
@@ -221,6 +265,10 @@ def score(run: Sequence[tuple[Poll, PreemptionPast]]) -> Score:
         round((now.reading.preemptions_total or 0) - (before.reading.preemptions_total or 0))
         for (before, _), (now, _) in steps
     ]
+    ahead = [
+        count - max(0, shown - earlier.unreported)
+        for count, shown, ((_, earlier), _) in zip(said, reported, steps, strict=True)
+    ]
     really = [
         bool(count or now.preempted) for count, (_, (now, _)) in zip(true, steps, strict=True)
     ]
@@ -237,6 +285,8 @@ def score(run: Sequence[tuple[Poll, PreemptionPast]]) -> Score:
         true=sum(true),
         inferred=sum(said),
         matched=_matched(true, said),
+        ahead=sum(ahead),
+        ahead_matched=_matched(true, ahead),
         reported_in_time=_matched(true, reported),
         true_episodes=len(episodes),
         found_episodes=sum(i is not None for i in found),

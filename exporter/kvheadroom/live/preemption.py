@@ -19,9 +19,6 @@ from kvheadroom.readings import EngineReading
 # A request in its prefill has no output yet. Nothing vLLM admits needs more steps than this: a
 # prompt of 128K tokens takes 64 at its smallest default budget, 2048 tokens.
 _PREFILL_STEPS: Final = 64
-# A preempted request is resumed as soon as it fits, so what is free is less than it needs. It is
-# the youngest, yet may hold half more than the mean of the running ones.
-_MOST_SHARES_FREE: Final = 1.5
 # A finished request held the most: twice the mean of the running ones, where all are as long.
 _FINISHED_SHARES: Final = 2.0
 # A pool that was full for a moment: real ones with a queue stand at 0.74 and more.
@@ -170,8 +167,8 @@ def _fold(
     if quiet_steps < _PREFILL_STEPS:
         balance = past.unanswered + change.admitted - change.started - change.reported
         unanswered = min(max(0, balance), now.running + unreported + change.left)
-    # A preempted request waits, or is back and has yet to have an output.
-    places = now.waiting_for_capacity + unanswered - unreported
+    # Of those preempted before, each waits, or is back and has yet to have an output.
+    places = min(now.waiting_for_capacity, now.waiting_for_capacity + unanswered - unreported)
     inferred = min(_preempted(change, before, now), max(0, places))
     preempted = (past.preempted_now or 0) + inferred + change.shown - change.admitted
     if change.admitted_new:
@@ -181,7 +178,7 @@ def _fold(
     preempted = 0 if none_preempted else min(max(0, preempted), now.waiting_for_capacity)
     anchored = past.anchored or none_preempted or change.admitted_new
     return PreemptionPast(
-        preempted_now=preempted if anchored or preempted else None,
+        preempted_now=preempted if anchored else None,
         inferred_total=(past.inferred_total or 0) + change.shown + inferred,
         seen=now,
         # Whoever is neither waiting nor unanswered is gone, and will never be reported.
@@ -246,7 +243,8 @@ def _preempted(change: _Change, before: _Seen, now: _Seen) -> int:
     else:
         # What has just become free may not have been given out yet.
         free_ratio -= _FINISHED_SHARES * share * change.finished
-    return doubtful if free_ratio <= _MOST_SHARES_FREE * share else 0
+    # With room for one, whoever waits preempted would be back: the youngest, so hardly the largest.
+    return doubtful if free_ratio <= share else 0
 
 
 def _none_is_preempted(now: _Seen, max_num_seqs: int | None) -> bool:
