@@ -81,6 +81,16 @@ class Engine:
         under_way = at_seconds - self._step.starts_seconds if self._step else 0.0
         return self._busy_seconds + max(0.0, under_way)
 
+    @property
+    def preemptions(self) -> int:
+        """Every preemption so far, the ones that are on no page yet included."""
+        return self._scheduler.preemptions
+
+    @property
+    def preempted_requests(self) -> int:
+        """Requests that lost their blocks and wait to be resumed."""
+        return sum(request.unreported_preemptions > 0 for request in self._scheduler.waiting)
+
     def _begin_step(self, to_seconds: float) -> _Step | None:
         while True:
             self._hear_clients()

@@ -108,6 +108,7 @@ class Scheduler:
         self.pool = BlockPool(limits.total_blocks)
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
+        self.preemptions = 0
         self._caches_prefixes = limits.prefix_caching and limits.holds_kv
 
     def schedule(self) -> list[Chunk]:
@@ -191,6 +192,7 @@ class Scheduler:
         victim.blocks = []
         victim.computed_tokens = 0
         victim.preemptions += 1
+        self.preemptions += 1
         victim.unreported_preemptions += 1
         self.waiting.appendleft(victim)
         return victim
