@@ -165,6 +165,13 @@ SilentReason = Literal[
 ]
 
 
+HealthAnswer = Literal[
+    "ok",  # 200
+    "dead",  # 503: the front end lives, an engine behind it died
+    "hanging",  # connected, and no answer in time
+]
+
+
 @dataclass(frozen=True, slots=True)
 class ServerReading:
     """One vLLM server's answers at one moment.
@@ -177,6 +184,9 @@ class ServerReading:
         model_root: Path or hub id of the model, from ``/v1/models``.
         endpoints: ``/version`` and ``/v1/models`` → answered or the reason why not.
         started_unix_seconds: The API server's start, where the page tells.
+        health: What ``/health`` answers; ``None`` where there is none, or it could not be asked.
+        paused: Whether its schedulers are paused, where it tells; asked only of engines that run
+            requests and stand still.
     """
 
     engines: tuple[EngineReading, ...]
@@ -186,6 +196,8 @@ class ServerReading:
     model_root: str | None = None
     endpoints: Mapping[str, Reason | None] = field(default_factory=dict)
     started_unix_seconds: float | None = None
+    health: HealthAnswer | None = None
+    paused: bool | None = None
 
 
 # --- processes ------------------------------------------------------------------------------

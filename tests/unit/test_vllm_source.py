@@ -204,7 +204,7 @@ def test_credentials_in_the_url_are_sent_as_basic_authentication() -> None:
             source.read()
         found = authorizations(server)
 
-    assert found == dict.fromkeys(("/metrics", "/version", "/v1/models"), expected)
+    assert found == dict.fromkeys(("/metrics", "/health", "/version", "/v1/models"), expected)
 
 
 def test_an_api_key_goes_before_the_urls_credentials() -> None:

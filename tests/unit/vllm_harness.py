@@ -51,9 +51,13 @@ def failure(source: VllmSource) -> SourceError:
 
 def serve(*, metrics: bytes = PAGE, version: bytes = VERSION, models: bytes = MODELS) -> Respond:
     bodies = {"/metrics": metrics, "/version": version, "/v1/models": models}
+    bodies |= {"/health": b"", "/is_paused": b'{"is_paused": false}'}
 
     def respond(peer: Peer, path: str) -> None:
-        peer.answer(bodies[path])
+        if path in bodies:
+            peer.answer(bodies[path])
+        else:
+            peer.answer(b"", status="404 Not Found")
 
     return respond
 

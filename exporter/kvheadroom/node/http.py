@@ -59,7 +59,8 @@ class EngineHttp:
             OSError: *ca_file* cannot be read as certificates.
         """
         self._url: Final = url
-        self._adapter: Final = _Adapter(_tls_context(ca_file) if url.scheme == "https" else None)
+        self._tls: Final = _tls_context(ca_file) if url.scheme == "https" else None
+        self._adapter: Final = _Adapter(self._tls)
         # A poll asks the same few questions each time, so each request is made once.
         self._requests: Final[dict[_Question, requests.PreparedRequest]] = {}
         self._has_connection = False
@@ -92,6 +93,34 @@ class EngineHttp:
             raise SourceError(error.reason, f"{self.shown(path)}: {error}") from error
         finally:
             _deadline.reset(token)
+
+    def open_connection(self, *, deadline_monotonic_seconds: float) -> socket.socket:
+        """Return a connection of the caller's own to the server, TLS included.
+
+        Args:
+            deadline_monotonic_seconds: When to give up, by ``time.monotonic()``; what is read
+                from the connection later needs a limit of its own.
+
+        Raises:
+            SourceError: No connection could be made in time.
+        """
+        token = _deadline.set(deadline_monotonic_seconds)
+        try:
+            sock = _connected(self._url.host, self._url.port)
+            if self._tls is None:
+                return sock
+            return self._tls.wrap_socket(sock, server_hostname=self._url.host)
+        except OSError as error:
+            raise SourceError(*describe_failure(error)) from error
+        finally:
+            _deadline.reset(token)
+
+    def head(self, path: str) -> bytes:
+        """Return the head of a ``GET`` for *path*, for a connection of the caller's own."""
+        request = self._prepared(path, "*/*", None)
+        lines = [f"GET {request.path_url} HTTP/1.1", f"Host: {self._url.netloc}"]
+        lines += [f"{name}: {value}" for name, value in request.headers.items()]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
     def shown(self, path: str) -> str:
         """Return how a request is named in errors: without credentials."""

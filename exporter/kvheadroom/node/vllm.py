@@ -1,4 +1,4 @@
-"""Read one vLLM server: its page on every poll, its version and model after a restart."""
+"""Read one vLLM server: page and health on every poll, version and model after a restart."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,16 +11,21 @@ from kvheadroom.errors import ConfigError, Reason, SourceError
 from kvheadroom.node.engine_url import parse_engine_url
 from kvheadroom.node.http import EngineHttp
 from kvheadroom.node.page_reader import PageReader
+from kvheadroom.node.status_probe import StatusProbe
 from kvheadroom.node.vllm_endpoints import (
+    HEALTH_PATH,
     MODELS_PATH,
+    PAUSED_PATH,
     VERSION_PATH,
     ServedModel,
+    health_of,
     parse_models,
+    parse_paused,
     parse_version,
 )
 from kvheadroom.node.vllm_names import MEANING_OF
 from kvheadroom.node.vllm_page import read_server_page
-from kvheadroom.readings import ServerReading
+from kvheadroom.readings import HealthAnswer, ServerReading
 from kvheadroom.units import MIB
 
 PAGE_PATH: Final = "/metrics"
@@ -28,6 +33,8 @@ PAGE_PATH: Final = "/metrics"
 _PAGE_TYPE: Final = "text/plain;version=0.0.4"
 _MAX_JSON_BYTES: Final = 1 * MIB
 _IDENTITY_LIFETIME_SECONDS: Final = 60.0
+# A front end that serves its page answers the small questions at once, or something is wrong.
+_SMALL_ANSWER_SECONDS: Final = 1.0
 
 _Answer = TypeVar("_Answer")
 
@@ -89,12 +96,14 @@ class VllmSource:
             self._http: Final = EngineHttp(url, ca_file=target.ca_file)
         except OSError as error:
             raise ConfigError(f"{target.ca_file}: no certificates can be read from it") from error
+        self._health: Final = StatusProbe(self._http, HEALTH_PATH)
         self._api_key: Final = _checked_key(target.api_key)
         self._deadline_seconds: Final = deadline_seconds
         self._max_page_bytes: Final = max_page_bytes
         self._reader: Final = PageReader(MEANING_OF)
         self._last_page: ServerReading | None = None
         self._identity: _Identity | None = None
+        self._missing_paths: set[str] = set()
 
     def read(self) -> ServerReading:
         """Return what the server tells now.
@@ -112,10 +121,20 @@ class VllmSource:
             self._identity = None
         self._last_page = page
         known = self._identity
-        if known is None or started - known.asked_monotonic_seconds >= _IDENTITY_LIFETIME_SECONDS:
+        is_due = known is None or (
+            started - known.asked_monotonic_seconds >= _IDENTITY_LIFETIME_SECONDS
+        )
+        if is_due:
+            self._missing_paths.clear()
+        health = self._ask_health(deadline)
+        still = last_page is not None and _stands_still(last_page, page)
+        paused = self._ask_paused(deadline) if still and health != "dead" else None
+        if known is None or is_due:
             self._identity = known = self._ask_identity(known, deadline)
         return replace(
             page,
+            health=health,
+            paused=paused,
             vllm_version=known.version,
             max_model_len=known.model.max_model_len if known.model else None,
             model_root=known.model.root if known.model else None,
@@ -123,7 +142,8 @@ class VllmSource:
         )
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
+        self._health.close()
         self._http.close()
 
     def _read_page(self, deadline: float) -> ServerReading:
@@ -139,6 +159,26 @@ class VllmSource:
             return read_server_page(body, self._reader, served_name=served_name)
         except SourceError as error:
             raise SourceError(error.reason, f"{self._http.shown(PAGE_PATH)}: {error}") from error
+
+    def _ask_health(self, deadline: float) -> HealthAnswer | None:
+        if HEALTH_PATH in self._missing_paths:
+            return None
+        try:
+            status = self._health.ask(deadline_monotonic_seconds=_small_deadline(deadline))
+        except SourceError as error:
+            return "hanging" if error.reason == "timeout" else None
+        health = health_of(status)
+        if health is None:
+            self._missing_paths.add(HEALTH_PATH)
+        return health
+
+    def _ask_paused(self, deadline: float) -> bool | None:
+        if PAUSED_PATH in self._missing_paths:
+            return None
+        paused, reason = self._ask(PAUSED_PATH, parse_paused, _small_deadline(deadline))
+        if reason not in {None, "timeout"}:
+            self._missing_paths.add(PAUSED_PATH)
+        return paused
 
     def _ask_identity(self, known: _Identity | None, deadline: float) -> _Identity:
         """Ask what only changes with a restart; what does not answer now keeps what it said before.
@@ -173,6 +213,19 @@ class VllmSource:
             return parse(body), None
         except SourceError as error:
             return None, error.reason
+
+
+def _small_deadline(deadline: float) -> float:
+    now = time.monotonic()
+    return now + min(_SMALL_ANSWER_SECONDS, (deadline - now) / 2)
+
+
+def _stands_still(before: ServerReading, now: ServerReading) -> bool:
+    """Return whether an engine that runs requests shows not one other number than before."""
+    earlier = {engine.rank: engine for engine in before.engines}
+    return any(
+        engine.requests_running and engine == earlier.get(engine.rank) for engine in now.engines
+    )
 
 
 def _checked_key(api_key: str | None) -> str | None:

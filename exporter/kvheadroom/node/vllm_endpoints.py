@@ -1,13 +1,19 @@
-"""Understand what a vLLM server says on /version and /v1/models."""
+"""Understand what a vLLM server says on its small endpoints."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from kvheadroom.errors import SourceError
+from kvheadroom.readings import HealthAnswer
 
 VERSION_PATH: Final = "/version"
 MODELS_PATH: Final = "/v1/models"
+HEALTH_PATH: Final = "/health"
+PAUSED_PATH: Final = "/is_paused"
+
+_HEALTH_BY_STATUS: Final[Mapping[int, HealthAnswer]] = {200: "ok", 503: "dead"}
 
 # What is shown as a label, or compared with tokens, must stay within reason.
 _MAX_TEXT_CHARACTERS: Final = 512
@@ -52,6 +58,23 @@ def parse_models(body: bytes) -> ServedModel:
             for entry in entries:
                 if isinstance(entry, dict) and entry.get("parent") is None:
                     return _served_model(entry)
+    raise _unexpected()
+
+
+def health_of(status: int) -> HealthAnswer | None:
+    """Return what the status of ``/health`` says; ``None`` for one that vLLM does not answer."""
+    return _HEALTH_BY_STATUS.get(status)
+
+
+def parse_paused(body: bytes) -> bool:
+    """Return whether ``/is_paused`` says that no request is scheduled.
+
+    Raises:
+        SourceError: ``not_metrics`` when the answer is of another shape.
+    """
+    match _parsed(body):
+        case {"is_paused": bool(paused)}:
+            return paused
     raise _unexpected()
 
 
