@@ -13,6 +13,7 @@ from kvheadroom.live.boot_change import (
     dump_boots,
     load_boots,
     observe_boot,
+    recall_boot,
 )
 from kvheadroom.node.boot_reading import boot_reading
 from kvheadroom.units import GIB
@@ -134,6 +135,22 @@ def test_logs_of_two_starts_are_compared() -> None:
 
     assert change is not None
     assert (change.before, change.now, change.ratio) == (20_480, 5_120, -0.75)
+
+
+def test_a_log_recalls_the_start_before_this_one() -> None:
+    """Whether it is read before or after the engine's page."""
+    first = recall_boot(observe_boot(BootPast(), AFTER, restarts=0), BEFORE)
+    later = observe_boot(recall_boot(BootPast(), BEFORE), AFTER, restarts=0)
+
+    assert first == later == BootPast(BEFORE, AFTER, restarts=0)
+    assert recall_boot(first, AFTER) == first
+
+
+def test_a_log_recalls_nothing_that_is_known_better() -> None:
+    """What was kept over our own restart is the start before; the log's may be an older one."""
+    kept = load_boots(dump_boots({"e": past_of(BEFORE)}))["e"]
+
+    assert recall_boot(kept, AFTER) == kept
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,24 @@ def test_two_servers_with_the_default_share_cannot_both_start() -> None:
     assert starts(found)["b"] is False
 
 
+def test_a_share_is_of_what_the_driver_leaves() -> None:
+    """A card of 24,564 MiB with 354 in reserve: CUDA sees 23.64 GiB, and 0.92 of it is 21.75."""
+    gpu = GpuReading(
+        gpu="0",
+        uuid="GPU-1",
+        total_bytes=24_564 * MIB,
+        reserved_bytes=354 * MIB,
+        used_bytes=0,
+        free_bytes=24_210 * MIB,
+    )
+
+    found = card_claims(gpu, [claim("a", 0.92, 8, 1, 0)])
+
+    assert found is not None
+    assert found.claimed_ratio == pytest.approx(0.92)
+    assert found.restarts[0].asked_bytes == pytest.approx(gib(21.75), abs=5 * MIB)
+
+
 def test_who_fills_the_card_finds_its_own_memory_again() -> None:
     """Its own memory is free once it has stopped."""
     assert starts(card(claim("a", 0.92, 8, 1, 11.3)))["a"] is True

@@ -129,6 +129,20 @@ def observe_boot(past: BootPast, seen: BootCapacity | None, *, restarts: int) ->
     return BootPast(past.current if is_news else past.previous, seen, restarts)
 
 
+def recall_boot(past: BootPast, earlier: BootCapacity) -> BootPast:
+    """Return *past* with what a log says of the start before this one, where nothing is known.
+
+    Args:
+        past: What :func:`observe_boot` returned, or nothing yet.
+        earlier: The budget of the start before the one that runs now.
+    """
+    if past.previous is not None or (past.current is not None and past.restarts is None):
+        return past
+    if past.current is None:
+        return BootPast(current=earlier)
+    return past if _is_alike(earlier, past.current) else replace(past, previous=earlier)
+
+
 def boot_change(past: BootPast) -> BootChange | None:
     """Return what the start that runs now changed; ``None`` where there is nothing to compare."""
     if past.previous is None or past.current is None:

@@ -110,13 +110,14 @@ def card_claims(gpu: GpuReading, claims: Sequence[Claim]) -> CardClaims | None:
     Args:
         gpu: The GPU or MIG device.
         claims: Of every rank on it, those of one server together.
+
+    Source:
+        A share is of the memory CUDA sees, which lacks the driver's reserve.
     """
-    total, free = gpu.total_bytes, gpu.free_bytes
-    if total is None or free is None or not claims:
+    if gpu.total_bytes is None or gpu.free_bytes is None or not claims:
         return None
-    card = budget_card(
-        total, [_demand(claim) for claim in claims], reserved_bytes=gpu.reserved_bytes or 0
-    )
+    free, total = gpu.free_bytes, gpu.total_bytes - (gpu.reserved_bytes or 0)
+    card = budget_card(total, [_demand(claim) for claim in claims])
     planned = {
         claim.engine: _start(claim, managed_bytes=instance.managed_bytes, total_bytes=total)
         for claim, instance in zip(claims, card.instances, strict=True)
