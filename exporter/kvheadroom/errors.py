@@ -37,6 +37,8 @@ Reason = HttpReason | NvmlReason
 
 HTTP_REASONS: Final[tuple[HttpReason, ...]] = HttpReason.__args__  # type: ignore[attr-defined]
 NVML_REASONS: Final[tuple[NvmlReason, ...]] = NvmlReason.__args__  # type: ignore[attr-defined]
+# A folder of processes cannot be listed, or we are at fault.
+PROC_REASONS: Final[tuple[Reason, ...]] = ("unreachable", "internal")
 
 
 class KvHeadroomError(Exception):

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from kvheadroom.errors import Reason
 from kvheadroom.redaction import Secret
 
-SourceKind = Literal["nvml", "vllm"]
+SourceKind = Literal["nvml", "vllm", "proc"]
 
 _NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
@@ -41,6 +41,7 @@ class GpuReading:
         uuid: ``GPU-…`` or ``MIG-…``.
         name: Marketing name.
         mig_profile: ``"1g.10gb"`` for a MIG device, else ``None``.
+        compute_capability: CUDA's, ``(9, 0)``.
         total_bytes: Memory of the device. Equals reserved + used + free.
         reserved_bytes: What driver and firmware keep; ``None`` where the driver only knows the
             version-1 call, whose ``used`` includes it.
@@ -58,6 +59,7 @@ class GpuReading:
     uuid: str
     name: str | None = None
     mig_profile: str | None = None
+    compute_capability: tuple[int, int] | None = None
     total_bytes: int | None = None
     reserved_bytes: int | None = None
     used_bytes: int | None = None
@@ -291,7 +293,7 @@ class SourceHealth:
 
     Attributes:
         source: Which kind.
-        target: ``host:port`` of a server; ``driver`` or a GPU index for NVML.
+        target: ``host:port`` of a server; ``driver`` or a GPU index for NVML; the folder of proc.
         up: The last poll gave data.
         reason: Why it did not; ``None`` when up.
         detail: One line for a person, free of secrets; ``None`` when up.

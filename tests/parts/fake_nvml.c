@@ -7,6 +7,7 @@
  *   D.total, D.reserved, D.free, D.used    bytes; "none" is the driver's all-ones "not available"
  *   D.v1_used                              bytes used as version 1 tells them; total - free if absent
  *   D.compute, D.graphics, D.mps           "pid:bytes pid:none"
+ *   D.capability                           CUDA compute capability, "9.0"
  *   D.utilization, D.temperature, D.power  percent, Celsius, milliwatts
  *   0.mig, 0.mig_slots                     1 while MIG is enabled; most MIG devices the GPU can have
  *   D.gpu_slices, D.compute_slices, D.memory_mib    attributes of a MIG device
@@ -239,6 +240,13 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     unsigned long long percent;
     if (!number_of(device->prefix, "utilization", &percent)) return NVML_ERROR_NOT_SUPPORTED;
     *utilization = (nvmlUtilization_t){.gpu = (unsigned)percent};
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor) {
+    ENTER(device);
+    char capability[16];
+    if (!text_of(device->prefix, "capability", capability, sizeof capability) || sscanf(capability, "%d.%d", major, minor) != 2) return NVML_ERROR_NOT_SUPPORTED;
     return NVML_SUCCESS;
 }
 

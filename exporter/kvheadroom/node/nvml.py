@@ -253,7 +253,9 @@ def _read_gpu(target: str) -> _GpuAnswer:
         for index, mig_handle in mig_devices.items():
             mig_target = f"{target}:{index}"
             try:
-                gpus.append(_read_mig_device(mig_handle, mig_target))
+                mig_device = _read_mig_device(mig_handle, mig_target)
+                capability = gpus[0].compute_capability
+                gpus.append(replace(mig_device, compute_capability=capability))
             except _CallError as error:
                 if error.ends_gpu:
                     raise
@@ -294,6 +296,7 @@ def _read_device(handle: Handle, gpu: str, unavailable: dict[str, Reason]) -> Gp
         utilization_ratio=_attempt(unavailable, "utilization_ratio", _utilization_ratio, handle),
         temperature_celsius=_attempt(unavailable, "temperature_celsius", _celsius, handle),
         power_watts=_attempt(unavailable, "power_watts", _power_watts, handle),
+        compute_capability=_compute_capability(reading.uuid, handle),
     )
 
 
@@ -388,3 +391,20 @@ def _celsius(handle: Handle) -> float:
 def _power_watts(handle: Handle) -> float:
     milliwatts: int = _call(pynvml.nvmlDeviceGetPowerUsage, handle)
     return milliwatts / 1000
+
+
+_capabilities: dict[str, tuple[int, int] | None] = {}
+
+
+def _compute_capability(uuid: str, handle: Handle) -> tuple[int, int] | None:
+    """Return what the device can do, asked once: it never changes, and no reading hangs on it."""
+    if uuid not in _capabilities:
+        try:
+            major, minor = _call(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+        except _CallError as error:
+            if error.ends_gpu:
+                raise
+            _capabilities[uuid] = None
+        else:
+            _capabilities[uuid] = (int(major), int(minor))
+    return _capabilities[uuid]

@@ -4,26 +4,31 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-from kvheadroom.errors import HTTP_REASONS, NVML_REASONS, Reason, SourceError
+from kvheadroom.errors import HTTP_REASONS, NVML_REASONS, PROC_REASONS, Reason, SourceError
 from kvheadroom.readings import SourceHealth, SourceKind
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_REASONS: Final[dict[SourceKind, tuple[Reason, ...]]] = {
+    "nvml": NVML_REASONS,
+    "vllm": HTTP_REASONS,
+    "proc": PROC_REASONS,
+}
+
 
 def unpolled(source: SourceKind, target: str) -> SourceHealth:
     """Return the health of a source before its first poll: down, every failure count at 0."""
-    reasons: tuple[Reason, ...] = NVML_REASONS if source == "nvml" else HTTP_REASONS
     return SourceHealth(
         source=source,
         target=target,
         up=False,
         reason=None,
         detail="not polled yet",
-        failures=dict.fromkeys(reasons, 0),
+        failures=dict.fromkeys(_REASONS[source], 0),
     )
 
 

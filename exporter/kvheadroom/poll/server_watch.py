@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from kvheadroom.live.engine_facts import EngineFacts
 from kvheadroom.live.engine_view import (
-    EngineFacts,
     EnginePast,
     EngineView,
     ViewOptions,
@@ -42,11 +42,13 @@ class ServerOutcome:
         health: How the source fares.
         server: What it answered; ``None`` when it did not.
         engines: Its engines; empty when it did not answer or tells nothing.
+        facts: What is known of its engines without asking them.
     """
 
     health: SourceHealth
     server: ServerView | None = None
     engines: tuple[EngineView, ...] = ()
+    facts: EngineFacts = EngineFacts()
 
 
 class ServerWatch:
@@ -60,7 +62,7 @@ class ServerWatch:
         self,
         source: ServerSource,
         *,
-        facts: Callable[[ServerReading], EngineFacts],
+        facts: Callable[[ServerReading | None], EngineFacts],
         options: ViewOptions,
     ) -> None:
         self.source = source
@@ -81,7 +83,7 @@ class ServerWatch:
             return self.outcome
         detail = "the poll in progress does not end"
         stuck = replace(self.outcome.health, up=False, reason="timeout", detail=detail)
-        return ServerOutcome(stuck)
+        return ServerOutcome(stuck, facts=self.outcome.facts)
 
     def poll(self) -> None:
         """Read the server once and swap the outcome; never raises."""
@@ -96,12 +98,12 @@ class ServerWatch:
         seconds = result.duration_seconds
         if isinstance(result, Failed):
             down = failed(health, result.error.reason, str(result.error), seconds)
-            self.outcome = ServerOutcome(down)
+            self.outcome = ServerOutcome(down, facts=self.facts(None))
         else:
-            server, engines = result.reading
-            self.outcome = ServerOutcome(succeeded(health, seconds), server, engines)
+            server, engines, facts = result.reading
+            self.outcome = ServerOutcome(succeeded(health, seconds), server, engines, facts)
 
-    def _read(self) -> tuple[ServerView, tuple[EngineView, ...]]:
+    def _read(self) -> tuple[ServerView, tuple[EngineView, ...], EngineFacts]:
         reading = self.source.read()
         at_seconds = time.monotonic()
         facts = self.facts(reading)
@@ -128,4 +130,4 @@ class ServerWatch:
             endpoints=reading.endpoints,
             vllm_version=reading.vllm_version,
         )
-        return server, tuple(views)
+        return server, tuple(views), facts

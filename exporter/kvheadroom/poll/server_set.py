@@ -1,0 +1,188 @@
+"""The vLLM servers under watch: those that are configured, and those that are found."""
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from kvheadroom.engine.options import Device
+from kvheadroom.live.engine_facts import EngineFacts
+from kvheadroom.live.engine_view import ViewOptions
+from kvheadroom.live.found_servers import FoundServer
+from kvheadroom.poll.discovery import Discovered
+from kvheadroom.poll.facts import ServerSurroundings
+from kvheadroom.poll.server_watch import ServerSource, ServerWatch
+from kvheadroom.readings import GpuReading, ServerReading
+
+
+def _ignore(_surroundings: ServerSurroundings) -> None:
+    """Take no notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedServer:
+    """One vLLM server to watch.
+
+    Attributes:
+        key: What makes it the same server after a reload, so that its history is kept.
+        connection: How it is reached; while it is the same, the source in use is kept.
+        source: The server, nothing sent to it yet.
+        facts: What is known of its engines, given its latest answer; ``None`` before the first.
+        notice: Takes what a look at the node found of it.
+        doors: Every ``host:port`` that is this server, to know it among those that are found.
+    """
+
+    key: str
+    connection: Hashable
+    source: ServerSource
+    facts: Callable[[ServerReading | None], EngineFacts]
+    notice: Callable[[ServerSurroundings], None] = _ignore
+    doors: frozenset[str] = frozenset()
+
+
+MakeServer = Callable[[str, FoundServer], WatchedServer]
+"""Of a found server's id and what was found, how to watch it."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """A found server under watch, and when it was last there (monotonic seconds)."""
+
+    server: FoundServer
+    watched: WatchedServer
+    seen_seconds: float
+    is_there: bool = True
+
+
+class ServerSet:
+    """Watches of servers by key; changed by one thread at a time, read by any.
+
+    Attributes:
+        watches: Key → watch of every server.
+        found: Key → what was found of it, for those that are there.
+    """
+
+    def __init__(self) -> None:
+        self.watches: Mapping[str, ServerWatch] = MappingProxyType({})
+        self.found: Mapping[str, FoundServer] = MappingProxyType({})
+        self._configured: tuple[WatchedServer, ...] = ()
+        self._make: MakeServer | None = None
+        self._options = ViewOptions()
+        self._found: dict[str, _Found] = {}
+        self._connections: dict[str, Hashable] = {}
+
+    def configure(
+        self, servers: Sequence[WatchedServer], make: MakeServer | None, options: ViewOptions
+    ) -> None:
+        """Watch exactly *servers*, and those found from now on as *make* says."""
+        self._configured, self._make, self._options = tuple(servers), make, options
+        if make is None:
+            self._found.clear()
+        else:
+            for server_id, one in self._found.items():
+                one.watched = make(server_id, one.server)
+        self._apply()
+
+    def notice(self, discovered: Discovered, gpus: Sequence[GpuReading]) -> bool:
+        """Take over what a look found; return whether other servers are watched now.
+
+        A found server is watched once its socket is seen, and after its end for as long as the
+        traffic window: one that crashed is down, and not gone without a word.
+        """
+        before = set(self.watches)
+        taken = self._notice_configured(discovered.servers, gpus)
+        if self._make is not None:
+            self._notice_found(discovered.servers, taken, gpus)
+        self._apply()
+        return set(self.watches) != before
+
+    def close(self) -> None:
+        """Close every source."""
+        for watch in self.watches.values():
+            watch.source.close()
+
+    def _notice_configured(
+        self, servers: Mapping[str, FoundServer], gpus: Sequence[GpuReading]
+    ) -> Mapping[str, str]:
+        """Return the found servers that are configured ones: id → key."""
+        taken: dict[str, str] = {}
+        found: dict[str, FoundServer] = {}
+        for server in self._configured:
+            match = next(
+                (key for key, one in servers.items() if one.address.name in server.doors), None
+            )
+            one = servers[match] if match is not None else None
+            if match is not None and one is not None:
+                taken[match] = server.key
+                found[server.key] = one
+            server.notice(ServerSurroundings(one, _device(one, gpus)))
+        self.found = MappingProxyType(found)
+        return taken
+
+    def _notice_found(
+        self,
+        servers: Mapping[str, FoundServer],
+        taken: Mapping[str, str],
+        gpus: Sequence[GpuReading],
+    ) -> None:
+        now = time.monotonic()
+        for server_id, server in servers.items():
+            if server_id in taken or server.address.url is None or self._make is None:
+                self._found.pop(server_id, None)
+                continue
+            known = self._found.get(server_id)
+            if known is None and not server.address.is_listening:
+                continue
+            if known is None or _moved(known.server, server):
+                watched = self._make(server_id, server)
+                self._found[server_id] = known = _Found(server, watched, now)
+            known.server, known.seen_seconds, known.is_there = server, now, True
+            known.watched.notice(ServerSurroundings(server, _device(server, gpus)))
+        for server_id, known in tuple(self._found.items()):
+            if server_id in servers:
+                continue
+            known.is_there = False
+            if now - known.seen_seconds > self._options.traffic_window_seconds:
+                del self._found[server_id]
+        there = {
+            one.watched.key: one.server for one in self._found.values() if one.is_there
+        }
+        self.found = MappingProxyType({**self.found, **there})
+
+    def _apply(self) -> None:
+        """Make the watches those of the servers; what stays keeps its history."""
+        configured = {server.key: server for server in self._configured}
+        servers = {**{one.watched.key: one.watched for one in self._found.values()}, **configured}
+        kept = {key: self._watch(server) for key, server in servers.items()}
+        # One reference, swapped whole: a snapshot taken meanwhile sees the old or the new.
+        gone, self.watches = self.watches, MappingProxyType(kept)
+        for key in gone.keys() - kept.keys():
+            gone[key].source.close()
+            self._connections.pop(key, None)
+
+    def _watch(self, server: WatchedServer) -> ServerWatch:
+        watch = self.watches.get(server.key)
+        if watch is None:
+            watch = ServerWatch(server.source, facts=server.facts, options=self._options)
+        elif watch.source is not server.source:
+            if self._connections[server.key] == server.connection:
+                server.source.close()
+            else:
+                watch.source.close()
+                watch.source = server.source
+        self._connections[server.key] = server.connection
+        watch.facts, watch.options = server.facts, self._options
+        return watch
+
+
+def _moved(before: FoundServer, now: FoundServer) -> bool:
+    return (before.address.url, before.api_key) != (now.address.url, now.api_key)
+
+
+def _device(server: FoundServer | None, gpus: Sequence[GpuReading]) -> Device:
+    """Return the GPU of the first of the server's ranks, as far as it is known."""
+    first = server.devices[0] if server is not None and server.devices else None
+    gpu = next((gpu for gpu in gpus if gpu.uuid == first), None)
+    if gpu is None:
+        return Device()
+    return Device(gpu.total_bytes, gpu.compute_capability, gpu.name)
