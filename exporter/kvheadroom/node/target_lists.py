@@ -24,6 +24,7 @@ _MOST_BYTES: Final = 4 * MIB
 _MOST_TARGETS: Final = 10_000
 _LABEL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SCHEME: Final = "__scheme__"
+_PATH: Final = "__metrics_path__"
 # Labels that only direct Prometheus' own scrape.
 _META: Final = "__"
 
@@ -50,7 +51,7 @@ def parse_target_groups(data: object) -> tuple[ListedServer, ...]:
 
     Args:
         data: A list of ``{"targets": ["host:port", …], "labels": {…}}``; the label ``__scheme__``
-            is ``http`` or ``https``.
+            is ``http`` or ``https``, ``__metrics_path__`` where its page is.
 
     Raises:
         ConfigError: It is something else. The text names the place and repeats no target.
@@ -83,9 +84,11 @@ def _servers_of(group: object, where: str) -> list[ListedServer]:
     if not _are_labels(labels):
         raise ConfigError(f"{where}: labels must be names with texts")
     shown = {name: text for name, text in labels.items() if not name.startswith(_META)}
+    # The server's own pages lie beside the one that Prometheus asks for.
+    path = labels.get(_PATH, "").removesuffix("/metrics")
     servers: list[ListedServer] = []
     for number, target in enumerate(targets, 1):
-        url = target if "://" in target else f"{labels.get(_SCHEME, 'http')}://{target}"
+        url = target if "://" in target else f"{labels.get(_SCHEME, 'http')}://{target}{path}"
         try:
             address = parse_engine_url(url).address
         except ConfigError as error:
