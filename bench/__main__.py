@@ -5,7 +5,7 @@ import sys
 
 from bench.figures import Figure
 
-NAMES = ("page_parse", "web", "cycle", "startup", "capacity")
+NAMES = ("page_parse", "web", "cycle", "startup", "capacity", "discovery")
 
 
 def main() -> int:

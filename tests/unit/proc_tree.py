@@ -39,6 +39,7 @@ class ProcTree:
         (folder / "fd").mkdir(parents=True, exist_ok=True)
         (folder / "net").mkdir(exist_ok=True)
         (folder / "ns").mkdir(exist_ok=True)
+        (folder / "net" / "tcp").write_text(HEADER)
         name = (argv[0].rpartition("/")[2] if argv else "gone")[:15]
         fields = [state, str(parent), *["0"] * 17, str(start or pid * 10), *["0"] * 30]
         (folder / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")

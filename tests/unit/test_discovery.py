@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from tests.unit.proc_tree import ProcTree, gpu, serve
 
+from kvheadroom.poll.discovery import Discovery
 from kvheadroom.readings import GpuReading
+from kvheadroom.strict_yaml import load_mapping
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_a_starting_server_is_there_before_it_listens(tree: ProcTree) -> None:
     tree.listen(100, "0.0.0.0", 8123)
     listening = discovery.look(()).servers["127.0.0.1:8123"]
 
-    assert not starting.address.is_listening
+    assert starting.address.is_listening is False
     assert listening.address.is_listening
 
 
@@ -344,3 +346,57 @@ def test_another_users_server_is_found_as_far_as_it_may_be_seen(tree: ProcTree) 
 
     assert server.address.is_listening
     assert (server.environment, server.working_directory, server.devices) == (None, None, None)
+
+
+def test_a_port_that_another_holds_is_not_the_servers(tree: ProcTree) -> None:
+    """Who answers at the port of a server that could not take it is not that server."""
+    add_engine(tree, 100, 8000)
+    tree.add(200, *serve("--port", "8000", "--max-num-seqs", "3"))
+    (tree.root / "200" / "net" / "tcp").write_text((tree.root / "100" / "net" / "tcp").read_text())
+
+    found = tree.look().servers
+
+    assert {server_id: one.address.is_listening for server_id, one in found.items()} == {
+        "127.0.0.1:8000": True,
+        "127.0.0.1:8000#2": False,
+    }
+
+
+def test_a_tree_without_stat_is_read_by_status(tree: ProcTree) -> None:
+    """A copy of a /proc may hold only the files that people look at."""
+    core = add_engine(tree, 100, 8000)
+    for pid, parent in ((100, 1), (core, 100)):
+        (tree.root / str(pid) / "stat").unlink()
+        (tree.root / str(pid) / "status").write_text(
+            f"Name:\tx\nState:\tS (sleeping)\nPPid:\t{parent}\nNSpid:\t{pid}\n"
+        )
+
+    assert tree.look(gpu(0, core)).owners[core].server_id == "127.0.0.1:8000"
+
+
+def test_a_model_search_that_hangs_is_not_begun_again(tree: ProcTree) -> None:
+    """A disk that does not answer holds one thread, however often the node is looked at."""
+    begun: list[object] = []
+    tree.add(100, *serve())
+    discovery = Discovery(proc=str(tree.root), read_yaml=load_mapping, start=begun.append)
+
+    for _ in range(40):
+        discovery.look(())
+
+    assert len(begun) == 1
+
+
+def test_a_model_that_arrives_later_is_found_later(tree: ProcTree, tmp_path: Path) -> None:
+    """A server downloads its model after it has started; it is looked for now and then."""
+    folder = tmp_path / "m"
+    tree.add(100, *serve(model=str(folder)))
+    discovery = tree.discovery()
+    before = discovery.look(()).servers["127.0.0.1:8000"].model
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+
+    looks = [discovery.look(()).servers["127.0.0.1:8000"].model for _ in range(12)]
+
+    assert before is None
+    assert looks[-1] is not None
+    assert looks[-1].config.samefile(folder / "config.json")

@@ -177,6 +177,16 @@ def test_an_engine_without_a_server_is_offline_use() -> None:
     assert found.rank.tensor == 1
 
 
+def test_a_program_in_another_language_may_embed_it() -> None:
+    """What has an engine for a child uses it, unless it is one who adopts the orphaned."""
+    program = process(10, 1, "/opt/bin/gateway", "--fast")
+    processes = tree(program, process(11, 10, "VLLM::EngineCore"))
+    assert owner(11, processes).kind == "offline"
+
+    shim = ProcessReading(20, 1, 20, "S", "containerd-shim", ("/usr/bin/containerd-shim-runc-v2",))
+    assert owner(21, tree(shim, process(21, 20, "VLLM::EngineCore"))).reason == "orphan"
+
+
 def test_an_orphan_is_unknown() -> None:
     """An engine whose server died hangs below init, and nothing tells whose it was."""
     found = owner(11, tree(process(11, 1, "VLLM::EngineCore")))

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from pathlib import Path
 
 from kvheadroom.node.sockets import (
     is_same_network,
@@ -56,7 +57,7 @@ def test_a_real_socket_is_found_with_its_owner() -> None:
     """What this process listens on is in the kernel's table under its descriptors."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        found = {one.inode: one for one in listening_sockets("/proc", os.getpid())}
+        found = {one.inode: one for one in listening_sockets("/proc", os.getpid()) or ()}
         held = socket_inodes("/proc", os.getpid())
 
     assert held is not None
@@ -74,7 +75,16 @@ def test_our_own_network_is_ours() -> None:
     assert not is_same_network("/proc", os.getpid(), "net:[1]")
 
 
-def test_a_process_that_has_gone_has_no_sockets() -> None:
+def test_without_a_table_the_sockets_are_unknown(tmp_path: Path) -> None:
+    """No table is not the same as an empty one; one for all processes will do."""
+    (tmp_path / "7").mkdir()
+    assert listening_sockets(str(tmp_path), 7) is None
+
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "tcp").write_text(HEADER)
+    assert listening_sockets(str(tmp_path), 7) == ()
+
+
+def test_a_process_that_has_gone_holds_no_sockets_we_know() -> None:
     """Nothing is found of it, and nothing is raised."""
-    assert listening_sockets("/proc", 2**22 + 1) == ()
     assert socket_inodes("/proc", 2**22 + 1) is None

@@ -48,6 +48,10 @@ _TITLE: Final = re.compile(rf"(?s:.*)::(?P<role>{'|'.join(_ROLES)})(?P<ranks>(?:
 _RANK: Final = re.compile(r"_([A-Z]*)(\d+)")
 _RAY_TITLE: Final = re.compile(r"ray::")
 _RAY_PARENT: Final = re.compile(r"(?:.*/)?raylet")
+# Who takes over the children of the dead, by the kernel's name of it.
+_ADOPTER: Final = re.compile(
+    r"systemd|init|tini|dumb-init|docker-init|catatonit|conmon|crun|s6-.*|runsv|containerd-shim.*"
+)
 _DEEPEST: Final = 64
 
 
@@ -250,7 +254,10 @@ def _untitled(pid: int, processes: Processes) -> ProcessReading | None:
 
 def _could_launch(process: ProcessReading) -> bool:
     """Tell whether *process* may be a program that uses vLLM, and not who adopts the orphaned."""
-    return bool(process.argv) and bool(_INTERPRETER.fullmatch(process.argv[0]))
+    if not process.argv:
+        return False
+    adopts = process.pid == 1 or _ADOPTER.fullmatch(process.command_name) is not None
+    return not adopts or _INTERPRETER.fullmatch(process.argv[0]) is not None
 
 
 def owners_of(

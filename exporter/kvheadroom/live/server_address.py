@@ -25,13 +25,13 @@ class Listening:
     Attributes:
         owned: Listening sockets of the server and its API processes; ``None`` where we may not
             look.
-        others: Every listening socket of its network namespace.
+        others: Every listening socket of its network namespace; ``None`` where they cannot be read.
         is_our_network: That namespace is ours.
         addresses: Its addresses beside loopback.
     """
 
     owned: tuple[ListeningSocket, ...] | None = None
-    others: tuple[ListeningSocket, ...] = ()
+    others: tuple[ListeningSocket, ...] | None = None
     is_our_network: bool = True
     addresses: tuple[str, ...] = ()
 
@@ -44,13 +44,15 @@ class ServerAddress:
         name: ``host:port``, or ``unix:PATH``.
         url: Base URL; ``None`` where it cannot be reached.
         unreachable: Why not.
-        is_listening: A socket was seen there; a server that is starting has none yet.
+        is_listening: A socket of its own was seen there; ``False`` while it starts, or where
+            another holds its port: whoever answers there then is not this server. ``None`` where
+            no sockets can be read.
     """
 
     name: str
     url: str | None
     unreachable: UnreachableReason | None = None
-    is_listening: bool = False
+    is_listening: bool | None = None
 
 
 def server_address(command: ServeCommand | None, listening: Listening) -> ServerAddress:
@@ -69,6 +71,7 @@ def server_address(command: ServeCommand | None, listening: Listening) -> Server
     if isinstance(path, str):
         return ServerAddress(f"unix:{path}", None, "unix_socket")
     socket = _http_socket(listening, port)
+    is_listening = None if listening.others is None else socket is not None
     bound = socket.host if socket else str(options.get("host") or "0.0.0.0")  # noqa: S104
     port = socket.port if socket else port
     for option in ("headless", "grpc"):
@@ -77,18 +80,17 @@ def server_address(command: ServeCommand | None, listening: Listening) -> Server
             return ServerAddress(_netloc(_host(bound, listening) or bound, port), None, reason)
     host = _host(bound, listening)
     if host is None:
-        return ServerAddress(
-            _netloc(bound, port), None, "other_namespace", is_listening=socket is not None
-        )
+        return ServerAddress(_netloc(bound, port), None, "other_namespace", is_listening)
     scheme = "https" if {"ssl-keyfile", "ssl-certfile"} & options.keys() else "http"
     name = _netloc(host, port)
-    return ServerAddress(name, f"{scheme}://{name}", is_listening=socket is not None)
+    return ServerAddress(name, f"{scheme}://{name}", None, is_listening)
 
 
 def _http_socket(listening: Listening, port: int) -> ListeningSocket | None:
     owned = listening.owned
     if owned is None:
-        return next((socket for socket in listening.others if socket.port == port), None)
+        others = listening.others or ()
+        return next((socket for socket in others if socket.port == port), None)
     told = [socket for socket in owned if socket.port == port]
     if told:
         return told[0]

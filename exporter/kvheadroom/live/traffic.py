@@ -35,11 +35,15 @@ class TrafficLengths:
             histogram of the sum, and this errs on the long side. ``None`` where the percentile
             lies beyond the last bucket and the longest request is not known.
         requests: Finished requests behind the figures.
+        prompt_mean_tokens: Mean of the prompts alone, rounded up.
+        prompt_p95_tokens: Their 95th percentile, rounded up; ``None`` as *p95_tokens* is.
     """
 
     mean_tokens: int
     p95_tokens: int | None
     requests: int
+    prompt_mean_tokens: int | None = None
+    prompt_p95_tokens: int | None = None
 
 
 def observe(
@@ -99,6 +103,8 @@ def lengths(window: TrafficWindow, *, max_model_len: int | None) -> TrafficLengt
         mean_tokens=max(1, ceil(mean)),
         p95_tokens=_sum_in_whole_tokens(prompt_p95, generation_p95),
         requests=int(prompt.count),
+        prompt_mean_tokens=max(1, ceil(prompt.total / prompt.count)),
+        prompt_p95_tokens=None if prompt_p95 is None else max(1, ceil(prompt_p95)),
     )
 
 

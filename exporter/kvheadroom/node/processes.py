@@ -157,7 +157,11 @@ class ProcessTable:
             self._seen.pop(name, None)
             return
         words = read_proc_file(f"{folder}/cmdline", _MOST_COMMAND_BYTES) or b""
-        self._seen[name] = parse_process(int(name), stat or b"", words)
+        found = parse_process(int(name), stat or b"", words)
+        if found is None:
+            status = read_proc_text(f"{folder}/status")
+            found = _process_of_status(int(name), status, words)
+        self._seen[name] = found
 
     def _read_details(self, pid: int) -> ProcessDetails:
         folder = f"{self._root}/{pid}"
@@ -203,6 +207,18 @@ def parse_process(pid: int, stat: bytes, cmdline: bytes) -> ProcessReading | Non
         state=fields[0],
         command_name=name,
         argv=_argv(cmdline),
+    )
+
+
+def _process_of_status(pid: int, status: str, cmdline: bytes) -> ProcessReading | None:
+    """Return the process that ``status`` describes, for want of ``stat``; it has no start."""
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    parent = fields.get("PPid", "").strip()
+    if not parent.isdecimal():
+        return None
+    state = fields.get("State", "?").strip()[:1]
+    return ProcessReading(
+        pid, int(parent), 0, state, fields.get("Name", "").strip(), _argv(cmdline)
     )
 
 

@@ -17,20 +17,27 @@ _LOCAL_ADDRESS: Final = re.compile(r"\|-- (\S+)\n\s+/32 host LOCAL")
 _GLOBAL_SCOPE: Final = "00"
 
 
-def listening_sockets(root: str, pid: int) -> tuple[ListeningSocket, ...]:
+def listening_sockets(root: str, pid: int) -> tuple[ListeningSocket, ...] | None:
     """Return every listening TCP socket in the network namespace of process *pid*.
 
     Args:
         root: Where ``/proc`` is.
         pid: A process in that namespace.
+
+    Returns:
+        ``None`` where the namespace's sockets cannot be read.
     """
-    return tuple(
-        socket
-        for table in ("tcp", "tcp6")
-        for socket in parse_socket_table(
-            read_proc_text(f"{root}/{pid}/net/{table}", _MOST_TABLE_BYTES)
-        )
-    )
+    tables = [_table(root, pid, table) for table in ("tcp", "tcp6")]
+    if tables == [None, None]:
+        return None
+    texts = (table.decode(errors="replace") for table in tables if table is not None)
+    return tuple(socket for text in texts for socket in parse_socket_table(text))
+
+
+def _table(root: str, pid: int, name: str) -> bytes | None:
+    table = read_proc_file(f"{root}/{pid}/net/{name}", _MOST_TABLE_BYTES)
+    # A copy of a /proc may have the table once only.
+    return table if table is not None else read_proc_file(f"{root}/net/{name}", _MOST_TABLE_BYTES)
 
 
 def parse_socket_table(text: str) -> list[ListeningSocket]:
@@ -40,7 +47,8 @@ def parse_socket_table(text: str) -> list[ListeningSocket]:
         proc(5): the address is hexadecimal, each group of four bytes in the host's order.
     """
     found: list[ListeningSocket] = []
-    for line in text.splitlines()[1:]:
+    # A line that may be one: a busy table is long, and few of it listen.
+    for line in (line for line in text.splitlines() if f" {_LISTENING} " in line):
         fields = line.split(None, 10)
         if len(fields) < 10 or fields[3] != _LISTENING:  # noqa: PLR2004
             continue

@@ -24,6 +24,7 @@ _MOST_BYTES: Final = 4 * MIB
 _MOST_TARGETS: Final = 10_000
 _LABEL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SCHEME: Final = "__scheme__"
+_PATH: Final = "__metrics_path__"
 # Labels that only direct Prometheus' own scrape.
 _META: Final = "__"
 
@@ -50,7 +51,7 @@ def parse_target_groups(data: object) -> tuple[ListedServer, ...]:
 
     Args:
         data: A list of ``{"targets": ["host:port", …], "labels": {…}}``; the label ``__scheme__``
-            is ``http`` or ``https``.
+            is ``http`` or ``https``, ``__metrics_path__`` where its page is.
 
     Raises:
         ConfigError: It is something else. The text names the place and repeats no target.
@@ -83,9 +84,11 @@ def _servers_of(group: object, where: str) -> list[ListedServer]:
     if not _are_labels(labels):
         raise ConfigError(f"{where}: labels must be names with texts")
     shown = {name: text for name, text in labels.items() if not name.startswith(_META)}
+    # The server's own pages lie beside the one that Prometheus asks for.
+    path = labels.get(_PATH, "").removesuffix("/metrics")
     servers: list[ListedServer] = []
     for number, target in enumerate(targets, 1):
-        url = target if "://" in target else f"{labels.get(_SCHEME, 'http')}://{target}"
+        url = target if "://" in target else f"{labels.get(_SCHEME, 'http')}://{target}{path}"
         try:
             address = parse_engine_url(url).address
         except ConfigError as error:
@@ -159,7 +162,9 @@ class TargetFiles:
         try:
             if file.stat().st_size > _MOST_BYTES or not file.is_file():
                 raise ConfigError(f"{path}: not a regular file of at most {_MOST_BYTES} bytes")
-            data = _json(path, file.read_bytes()) if path.endswith(".json") else self._load(file)
+            data = (
+                parse_json(path, file.read_bytes()) if path.endswith(".json") else self._load(file)
+            )
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
         try:
@@ -176,7 +181,12 @@ def _stamp(path: str) -> _Stamp | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _json(where: str, content: bytes) -> object:
+def parse_json(where: str, content: bytes) -> object:
+    """Return the JSON in *content*, which is called *where* in errors.
+
+    Raises:
+        ConfigError: It is none.
+    """
     try:
         data: object = json.loads(content)
     except (ValueError, RecursionError):
@@ -188,18 +198,62 @@ def _json(where: str, content: bytes) -> object:
 # --- HTTP ---------------------------------------------------------------------------------------
 
 
-class TargetUrl:
-    """A list that a server gives over HTTP. For one thread at a time.
+class AskedList:
+    """A list that is asked for now and then; the latest answer holds. For one thread at a time.
+
+    Args:
+        address: What its source is called, free of secrets.
+        ask: Returns the list, given when to give up by ``time.monotonic()``; or raises
+            SourceError or ConfigError.
+        deadline_seconds: How long one question may take.
+        refresh_seconds: How often it is asked.
+
+    Attributes:
+        problem: Why the list in force is not today's, in one line; ``None`` when it is.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        ask: Callable[[float], tuple[ListedServer, ...]],
+        *,
+        deadline_seconds: float,
+        refresh_seconds: float,
+    ) -> None:
+        self.address: Final = address
+        self.problem: str | None = None
+        self._ask: Final = ask
+        self._deadline_seconds: Final = deadline_seconds
+        self._refresh_seconds: Final = refresh_seconds
+        self._servers: tuple[ListedServer, ...] = ()
+        self._asked_monotonic_seconds: float | None = None
+
+    def servers(self) -> tuple[ListedServer, ...]:
+        """Return the list of the latest answer that was one; asks when it is due."""
+        now = time.monotonic()
+        asked = self._asked_monotonic_seconds
+        if asked is not None and now - asked < self._refresh_seconds:
+            return self._servers
+        self._asked_monotonic_seconds = now
+        try:
+            self._servers, self.problem = self._ask(now + self._deadline_seconds), None
+        except (SourceError, ConfigError) as error:
+            problem = str(error)
+            if problem != self.problem:
+                fields = {"target": self.address, "detail": problem}
+                _log.error("target list not used", extra={"fields": fields})
+            self.problem = problem
+        return self._servers
+
+
+class TargetUrl(AskedList):
+    """A list that a server gives over HTTP.
 
     Args:
         url: Where; credentials in it are sent as basic authentication, its query is never shown.
         deadline_seconds: How long one question may take.
         refresh_seconds: How often it is asked.
         ca_file: PEM file to trust instead of the usual authorities.
-
-    Attributes:
-        address: ``host:port/path``, free of secrets.
-        problem: Why the list in force is not today's, in one line; ``None`` when it is.
 
     Raises:
         ConfigError: The URL is none, or the *ca_file* cannot be read.
@@ -213,49 +267,35 @@ class TargetUrl:
         refresh_seconds: float = 60.0,
         ca_file: str | None = None,
     ) -> None:
-        base, self._path, shown_path = _taken_apart(url)
-        self.address: Final = base.netloc + shown_path
-        self._shown_path: Final = shown_path
-        self._deadline_seconds: Final = deadline_seconds
-        self._refresh_seconds: Final = refresh_seconds
+        base, self._path, self._shown_path = _taken_apart(url)
         try:
             self._http: Final = EngineHttp(base, ca_file=ca_file)
         except OSError as error:
             raise ConfigError(f"{ca_file}: no certificates can be read from it") from error
-        self._servers: tuple[ListedServer, ...] = ()
-        self._asked_monotonic_seconds: float | None = None
-        self.problem: str | None = None
-
-    def servers(self) -> tuple[ListedServer, ...]:
-        """Return the list of the latest answer that was one; asks when it is due."""
-        now = time.monotonic()
-        asked = self._asked_monotonic_seconds
-        if asked is not None and now - asked < self._refresh_seconds:
-            return self._servers
-        self._asked_monotonic_seconds = now
-        try:
-            self._servers, self.problem = self._ask(now), None
-        except (SourceError, ConfigError) as error:
-            # An error of the connection names the whole request.
-            problem = str(error).replace(self._path, self._shown_path)
-            if problem != self.problem:
-                fields = {"target": self.address, "detail": problem}
-                _log.error("target list not used", extra={"fields": fields})
-            self.problem = problem
-        return self._servers
+        super().__init__(
+            base.netloc + self._shown_path,
+            self._get,
+            deadline_seconds=deadline_seconds,
+            refresh_seconds=refresh_seconds,
+        )
 
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
 
-    def _ask(self, now: float) -> tuple[ListedServer, ...]:
-        body = self._http.get(
-            self._path,
-            accept="application/json",
-            deadline_monotonic_seconds=now + self._deadline_seconds,
-            max_bytes=_MOST_BYTES,
-        )
-        return parse_target_groups(_json(self.address, body))
+    def _get(self, deadline: float) -> tuple[ListedServer, ...]:
+        try:
+            body = self._http.get(
+                self._path,
+                accept="application/json",
+                deadline_monotonic_seconds=deadline,
+                max_bytes=_MOST_BYTES,
+            )
+        except SourceError as error:
+            # It names the whole request.
+            shown = str(error).replace(self._path, self._shown_path)
+            raise SourceError(error.reason, shown) from None
+        return parse_target_groups(parse_json(self.address, body))
 
 
 def _taken_apart(url: str) -> tuple[EngineUrl, str, str]:

@@ -1,5 +1,6 @@
 """Read all there is to know of one vLLM server's process, each thing as seldom as it may change."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +39,8 @@ from kvheadroom.readings import (
 )
 from kvheadroom.redaction import Secret
 
+_log = logging.getLogger(__name__)
+
 ReadYaml = Callable[[Path], Mapping[str, Any]]
 
 # What says where a server's files are and which GPUs it has.
@@ -64,6 +67,7 @@ class _Known:
         api_key: What opens its doors.
         model: Its model's files, once found.
         looks: Looks since the model was last searched for.
+        is_searching: That search goes on; its disk may hang.
     """
 
     argv: tuple[str, ...] = field(repr=False)
@@ -73,6 +77,7 @@ class _Known:
     api_key: Secret | None
     model: ModelFiles | None = None
     looks: int = _LOOKS_BETWEEN_SEARCHES
+    is_searching: bool = False
 
 
 class ServerReader:
@@ -248,8 +253,10 @@ class ServerReader:
         return Listening(self._owned(sockets, doors), sockets, is_ours, addresses)
 
     def _owned(
-        self, sockets: Sequence[ListeningSocket], doors: Sequence[ProcessReading]
+        self, sockets: Sequence[ListeningSocket] | None, doors: Sequence[ProcessReading]
     ) -> tuple[ListeningSocket, ...] | None:
+        if sockets is None:
+            return None
         held = [socket_inodes(self._proc, door.pid) for door in doors]
         if any(inodes is None for inodes in held):
             return None
@@ -261,19 +268,24 @@ class ServerReader:
         command = known.command
         if command is None or command.model is None or known.model is not None:
             return
-        if known.looks <= _LOOKS_BETWEEN_SEARCHES:
+        if known.looks <= _LOOKS_BETWEEN_SEARCHES or known.is_searching:
             return
-        known.looks = 0
+        known.looks, known.is_searching = 0, True
         model, root = command.model, self._root(process, known.details)
 
         def search() -> None:
-            known.model = find_served_model(
-                root,
-                model,
-                environment=known.details.environment or {},
-                download_folder=_text(command, "download-dir"),
-                revision=_text(command, "revision"),
-            )
+            try:
+                known.model = find_served_model(
+                    root,
+                    model,
+                    environment=known.details.environment or {},
+                    download_folder=_text(command, "download-dir"),
+                    revision=_text(command, "revision"),
+                )
+            except OSError as error:
+                _log.debug("model not found", extra={"fields": {"detail": str(error)}})
+            finally:
+                known.is_searching = False
 
         self._start(search)
 
