@@ -34,6 +34,7 @@ class Capacity:
         tokens_source: Where *tokens* came from.
         max_model_len: Tokens of the longest request the engine admits.
         full_request_blocks: Blocks vLLM reserves for one request of *max_model_len* tokens.
+        label_block_tokens: ``block_size`` as the engine reports it, where that is to be trusted.
         pool: What the model's layers say of it; ``None`` while the model is not known, or does
             not agree with what the engine reports.
     """
@@ -45,6 +46,7 @@ class Capacity:
     tokens_source: TokensSource | None = None
     max_model_len: int | None = None
     full_request_blocks: int | None = None
+    label_block_tokens: int | None = None
     pool: ModelPool | None = None
 
     @property
@@ -144,6 +146,7 @@ def engine_capacity(
         tokens_source=source,
         max_model_len=max_model_len,
         full_request_blocks=need,
+        label_block_tokens=_whole(labels, "block_size") if trusted else None,
         pool=pool,
     )
 

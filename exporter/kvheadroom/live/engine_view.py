@@ -1,31 +1,23 @@
-"""One engine: its reading joined with its configuration and its own past."""
+"""One engine: its reading joined with what is known of it and with its own past."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kvheadroom.continuity import counters_fell, started_anew
 from kvheadroom.engine.versions import parse_version
+from kvheadroom.live.boot_change import BootCapacity, BootChange, capacity_of_boot
 from kvheadroom.live.capacity import Capacity, engine_capacity
 from kvheadroom.live.counters import RunningTotal
+from kvheadroom.live.drift import CapacityDrift
+from kvheadroom.live.engine_drift import engine_drift
+from kvheadroom.live.engine_facts import EngineFacts
+from kvheadroom.live.forecast import ForecastPast, observe_usage
 from kvheadroom.live.headroom import Headroom, engine_headroom
+from kvheadroom.live.preemption import PoolSize, PreemptionPast, observe_preemptions
+from kvheadroom.live.pressure import Pressure, PressurePast, observe_pressure
+from kvheadroom.live.stall import StallPast, observe_stall
 from kvheadroom.live.traffic import TrafficLengths, TrafficWindow, lengths, observe
-from kvheadroom.model.layers import ModelLayers
 from kvheadroom.readings import EngineReading, ServerReading
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """What is known of a server's engines without asking them.
-
-    Attributes:
-        name: Configured name; ``None`` names engines by address.
-        layers: The model, where its config.json is known.
-        tensor_parallel: Ranks of one engine.
-    """
-
-    name: str | None = None
-    layers: ModelLayers | None = None
-    tensor_parallel: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +27,12 @@ class ViewOptions:
     Attributes:
         context_tokens: Lengths that headroom is stated for.
         traffic_window_seconds: How far back the traffic's own lengths reach.
+        poll_interval_seconds: From one poll to the next.
     """
 
     context_tokens: tuple[int, ...] = (8192,)
     traffic_window_seconds: float = 900.0
+    poll_interval_seconds: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +41,10 @@ class EnginePast:
 
     traffic: TrafficWindow = field(default_factory=TrafficWindow)
     preemptions: RunningTotal = field(default_factory=RunningTotal)
+    inferred: PreemptionPast = field(default_factory=PreemptionPast)
+    stall: StallPast = field(default_factory=StallPast)
+    pressure: PressurePast = field(default_factory=PressurePast)
+    forecast: ForecastPast = field(default_factory=ForecastPast)
     restarts: int = 0
     reading: EngineReading | None = None
     read_at_seconds: float = 0.0
@@ -68,6 +66,17 @@ class EngineView:
         traffic: How long its requests are; ``None`` before the first has finished.
         preemptions_total: As reported, carried over restarts; ``None`` before the first report.
         restarts: Restarts seen.
+        facts: What is known of it without asking it.
+        requests_preempted: Preempted requests that wait, as inferred; ``None`` while unknown.
+        preemptions_inferred_total: Preemptions inferred since the first poll; ``None`` while its
+            pages lack what is needed.
+        stalled: Whether it stands still behind a front end that answers; ``None`` while unknown.
+        stall_evidence: What was seen, one line; ``None`` unless stalled.
+        pressure: Why requests wait.
+        exhaustion_seconds: Until the free blocks run out, by their trend; ``None`` while the pool
+            is not filling, or cannot be told to be.
+        drift: Its capacity as computed and as reported; ``None`` for an engine without a pool.
+        boot_change: What its last start changed; ``None`` before a second one was seen.
     """
 
     engine: str
@@ -79,6 +88,15 @@ class EngineView:
     traffic: TrafficLengths | None
     preemptions_total: float | None
     restarts: int
+    facts: EngineFacts = EngineFacts()
+    requests_preempted: int | None = None
+    preemptions_inferred_total: int | None = None
+    stalled: bool | None = None
+    stall_evidence: str | None = None
+    pressure: Pressure | None = None
+    exhaustion_seconds: float | None = None
+    drift: CapacityDrift | None = None
+    boot_change: BootChange | None = None
 
 
 def engine_id(target: str, rank: str, name: str | None) -> str:
@@ -112,28 +130,76 @@ def view_engine(
     Args:
         reading: The engine's part of its server's page.
         server: The whole answer.
-        target: ``host:port`` of the server.
+        target: ``host:port`` of the server, or what it is called by while it moves.
         facts: What is configured or was found on disk.
         past: What the last call returned.
         options: How to judge.
         at_seconds: When the page was read, monotonic clock.
     """
-    past = _advance(past, reading, server, at_seconds, options.traffic_window_seconds)
+    restarted = _restarted(past, reading, server)
+    past = _advance(past, reading, server, at_seconds, options, restarted=restarted)
     capacity = _capacity(reading, server, facts, past.engines)
     longest = capacity.max_model_len if capacity else server.max_model_len
     traffic = lengths(past.traffic, max_model_len=longest)
+    headroom = _headroom(reading, server, capacity, traffic, facts, options.context_tokens)
+    past = _judge(
+        past,
+        reading,
+        server,
+        capacity=capacity,
+        traffic=traffic,
+        headroom=headroom,
+        facts=facts,
+        options=options,
+        restarted=restarted,
+    )
     view = EngineView(
         engine=engine_id(target, reading.rank, facts.name),
         target=target,
         reading=reading,
         vllm_version=server.vllm_version,
         capacity=capacity,
-        headroom=_headroom(reading, server, capacity, traffic, options.context_tokens),
+        headroom=headroom,
         traffic=traffic,
         preemptions_total=None if reading.preemptions_total is None else past.preemptions.total,
         restarts=past.restarts,
+        facts=facts,
+        requests_preempted=past.inferred.preempted_now,
+        preemptions_inferred_total=past.inferred.inferred_total,
+        stalled=past.stall.stalled,
+        stall_evidence=past.stall.evidence,
+        pressure=past.pressure.pressure,
+        exhaustion_seconds=past.forecast.exhaustion_seconds,
+        drift=engine_drift(reading, capacity, facts, version=parse_version(server.vllm_version)),
     )
     return view, past
+
+
+def boot_capacity(view: EngineView) -> BootCapacity | None:
+    """Return the budget of the start that runs now, to be compared with other starts."""
+    capacity = view.capacity
+    if capacity is None or capacity.usable_blocks == 0:
+        return None
+    settings = view.facts.options
+    return BootCapacity(
+        version=view.vllm_version,
+        tokens=capacity.tokens,
+        bytes=capacity.bytes,
+        blocks=capacity.blocks,
+        max_model_len=capacity.max_model_len,
+        utilization=settings.gpu_memory_utilization if settings else None,
+        kv_cache_dtype=settings.kv_cache_dtype if settings else None,
+    )
+
+
+def earlier_capacity(view: EngineView) -> BootCapacity | None:
+    """Return what the startup log says of the start before; ``None`` where it has none."""
+    earlier = view.facts.earlier_boot
+    rank = view.reading.rank
+    if earlier is None or not rank.isdecimal():
+        return None
+    engines = view.facts.options.data_parallel if view.facts.options else 1
+    return capacity_of_boot(earlier, dp=int(rank), engines=engines)
 
 
 def _advance(
@@ -141,14 +207,19 @@ def _advance(
     reading: EngineReading,
     server: ServerReading,
     at_seconds: float,
-    window_seconds: float,
+    options: ViewOptions,
+    *,
+    restarted: bool,
 ) -> EnginePast:
-    if _restarted(past, reading, server):
+    if restarted:
         past = replace(
             past,
             restarts=past.restarts + 1,
             traffic=TrafficWindow(),
             preemptions=past.preemptions.restarted(),
+            stall=StallPast(),
+            pressure=PressurePast(),
+            forecast=ForecastPast(),
             engines=0,
         )
     reported = reading.preemptions_total
@@ -157,7 +228,7 @@ def _advance(
         traffic=observe(
             past.traffic,
             at_seconds=at_seconds,
-            window_seconds=window_seconds,
+            window_seconds=options.traffic_window_seconds,
             prompt=reading.prompt_tokens,
             generation=reading.generation_tokens,
         ),
@@ -170,10 +241,63 @@ def _advance(
     )
 
 
+def _judge(
+    past: EnginePast,
+    reading: EngineReading,
+    server: ServerReading,
+    *,
+    capacity: Capacity | None,
+    traffic: TrafficLengths | None,
+    headroom: Headroom | None,
+    facts: EngineFacts,
+    options: ViewOptions,
+    restarted: bool,
+) -> EnginePast:
+    at_seconds = past.read_at_seconds
+    inferred = observe_preemptions(
+        past.inferred,
+        reading,
+        at_seconds=at_seconds,
+        capacity=_pool_size(capacity),
+        max_num_seqs=facts.rules.max_num_seqs,
+        restarted=restarted,
+    )
+    rules = facts.rules
+    if rules.version is None:
+        rules = replace(rules, version=parse_version(server.vllm_version))
+    pressure = observe_pressure(
+        past.pressure,
+        reading,
+        capacity=capacity,
+        traffic=traffic,
+        rules=rules,
+        preempted_now=inferred.preempted_now,
+        paused=server.paused,
+        at_seconds=at_seconds,
+        poll_interval_seconds=options.poll_interval_seconds,
+    )
+    stall = observe_stall(
+        past.stall,
+        reading,
+        health=server.health,
+        paused=server.paused,
+        at_seconds=at_seconds,
+        poll_interval_seconds=options.poll_interval_seconds,
+    )
+    forecast = _forecast(past.forecast, reading, headroom, at_seconds)
+    return replace(past, inferred=inferred, pressure=pressure, stall=stall, forecast=forecast)
+
+
 def _restarted(past: EnginePast, reading: EngineReading, server: ServerReading) -> bool:
     if started_anew(past.started_unix_seconds, server.started_unix_seconds):
         return True
     return past.reading is not None and counters_fell(past.reading, reading)
+
+
+def _pool_size(capacity: Capacity | None) -> PoolSize | None:
+    if capacity is None or capacity.block_tokens is None or not capacity.usable_blocks:
+        return None
+    return PoolSize(capacity.usable_blocks, capacity.block_tokens)
 
 
 def _capacity(
@@ -196,6 +320,7 @@ def _headroom(
     server: ServerReading,
     capacity: Capacity | None,
     traffic: TrafficLengths | None,
+    facts: EngineFacts,
     context_tokens: Sequence[int],
 ) -> Headroom | None:
     if capacity is None or capacity.usable_blocks == 0 or reading.kv_used_ratio is None:
@@ -203,10 +328,13 @@ def _headroom(
     # A sleeping engine has given its pool away, and its gauge keeps the last value.
     if is_asleep(reading):
         return None
+    places = facts.rules.max_num_seqs
+    running = reading.requests_running
     return engine_headroom(
         capacity,
         used_ratio=reading.kv_used_ratio,
         version=parse_version(server.vllm_version),
         context_tokens=context_tokens,
         traffic=traffic,
+        free_places=None if places is None or running is None else max(0, places - int(running)),
     )

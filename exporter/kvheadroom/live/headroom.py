@@ -23,7 +23,8 @@ class Headroom:
         free_tokens: The free share of the pool's tokens.
         free_bytes: Free blocks in bytes over all ranks.
         used_bytes: Used blocks in bytes over all ranks.
-        requests: Context → how many more requests of that length fit into the free blocks now.
+        requests: Context → how many more requests of that length fit into the free blocks, and
+            the free places to run in, now.
         context_tokens: Context → the tokens it stands for.
     """
 
@@ -80,6 +81,7 @@ def engine_headroom(
     version: Version | None,
     context_tokens: Sequence[int],
     traffic: TrafficLengths | None,
+    free_places: int | None = None,
 ) -> Headroom:
     """Return what is left of *capacity* while *used_ratio* of it is in use.
 
@@ -89,6 +91,8 @@ def engine_headroom(
         version: The server's version.
         context_tokens: Configured lengths to state headroom for.
         traffic: Lengths of the engine's own requests.
+        free_places: Requests that may run beside those that do (``max_num_seqs``); ``None`` where
+            that is not known, and then only blocks count.
     """
     free = free_blocks(capacity, used_ratio, version)
     used = capacity.usable_blocks - free
@@ -101,6 +105,11 @@ def engine_headroom(
         free_tokens=None if capacity.tokens is None else capacity.tokens * free // capacity.blocks,
         free_bytes=None if per_block is None else free * per_block,
         used_bytes=None if per_block is None else used * per_block,
-        requests={name: free // need for name, need in needs.items() if need},
+        requests={
+            name: fitting if free_places is None else min(fitting, free_places)
+            for name, need in needs.items()
+            if need
+            for fitting in (free // need,)
+        },
         context_tokens=contexts,
     )
