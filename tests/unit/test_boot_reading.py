@@ -1,5 +1,7 @@
+from typing import Any
+
 import pytest
-from tests.unit.startup_logs import only_boot, server_log
+from tests.unit.startup_logs import GOLD, only_boot, server_log
 
 from kvheadroom.live.boot_figures import RankPlace, boot_of_rank, is_boot_of
 from kvheadroom.node.boot_reading import boot_reading
@@ -169,3 +171,39 @@ def test_a_start_that_failed_runs_nothing() -> None:
     boot = reading(server_log("0.32.0-toolong"))
 
     assert not is_boot_of(boot, version="0.32.0", kv_tokens=None, max_model_len=None)
+
+
+# Of each figure in the collection: where a reading has it.
+PRINTED = {
+    "weights_gib": "weights_bytes",
+    "kv_in_use_gib": "kv_bytes",
+    "cudagraph_gib": "graph_bytes",
+    "non_torch_gib": "non_torch_bytes",
+    "activation_gib": "activation_bytes",
+    "budget_gib": "requested_bytes",
+}
+# Told in other words than vLLM's.
+RETOLD = {
+    "qwen25-0.5b-util035-nochunk",
+    "qwen25-15b-l4-triton-util070",
+    "qwen38-27b-bf16-rtxpro6000-v0290",
+}
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in GOLD if case["id"] not in RETOLD], ids=lambda case: case["id"]
+)
+def test_public_logs_are_readings(case: dict[str, Any]) -> None:
+    """Every figure that people read off their logs by hand, vLLM 0.6 to 0.29."""
+    raw = "\n".join(case["raw"])
+    own = boot_of_rank(reading(raw), RankPlace())
+
+    printed = {
+        PRINTED[name]: gib(value)
+        for name, value in case["lines"].items()
+        if name in PRINTED and f"{value:g}" in raw
+    }
+    read = {name: getattr(own, name) for name in printed}
+    assert read == pytest.approx(printed, abs=0.006 * GIB)
+    assert case["lines"].get("kv_tokens") in {None, own.kv_tokens}
+    assert case["lines"].get("max_concurrency") in {None, own.max_concurrency}

@@ -72,7 +72,8 @@ def test_the_shares_of_one_card_add_up() -> None:
     found = card(LLM, EMBEDDER, RERANKER)
 
     assert found.claimed_ratio == pytest.approx(0.90)
-    assert found.context_bytes == 3 * gib(0.28)
+    assert [share.ratio for share in found.shares] == pytest.approx([0.60, 0.16, 0.14])
+    assert [share.context_bytes for share in found.shares] == [gib(0.28)] * 3
     assert found.unallocated_bytes == pytest.approx(gib(0.36), abs=8)
     assert not found.is_overcommitted
 

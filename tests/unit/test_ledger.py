@@ -241,6 +241,37 @@ def test_an_engine_of_an_unknown_model_has_no_mystery() -> None:
     assert any("weights" in note and "KV pool" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("kv", [None, part(9, "configured")], ids=["page down", "pool given"])
+def test_an_engine_that_is_still_loading_owes_nothing(kv: Part | None) -> None:
+    """5 of 8 GiB loaded: no more is claimed than is there, and 3 are said to come."""
+    found = ledger(card(5.25, (10, 5.25)), rank(parts=replace(PARTS, kv=kv)))
+
+    [weights] = [entry for entry in found.entries if entry.component == "weights"]
+    assert (weights.bytes, weights.planned_bytes) == (gib(5), gib(8))
+    assert found.unexplained_bytes == 0
+
+
+def test_an_engine_whose_page_is_down_keeps_its_process() -> None:
+    """What is neither weights nor usual is its pool, of unknown size, and no mystery."""
+    found = ledger(card(20.5, (10, 20.5)), rank(parts=replace(PARTS, kv=None)))
+
+    assert held(found, "weights") == 8
+    assert held(found, "process", ENGINE) == 20.5 - 8 - 3.5
+    assert found.unexplained_bytes == 0
+
+
+def test_a_rank_without_a_pid_is_found_by_its_engine() -> None:
+    """Its process is known to be the engine's, though not which of its ranks it is."""
+    whose = {10: ProcessOwner("engine", ENGINE), 12: ProcessOwner("engine", ENGINE)}
+
+    found = gpu_ledger(card(21.25, (10, 20.75), (12, 0.5)), [rank(pid=None)], whose)
+
+    assert isinstance(found, Ledger)
+    assert held(found, "process", ENGINE) == 0.5
+    assert held(found, "unexplained", ENGINE) == 0.25
+    assert {entry.pid for entry in found.entries if entry.component == "kv"} == {10}
+
+
 @pytest.mark.parametrize(
     "gpu",
     [

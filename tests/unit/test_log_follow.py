@@ -4,6 +4,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from tests.unit.startup_logs import CARRIERS, server_log
@@ -134,6 +135,35 @@ def test_a_writer_that_goes_on_behind_a_hole_is_followed(log: Path, follower: Lo
         file.write(NEW)
 
     assert said(follower.read()) == ("0.32.0", 5_120)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rotation_at_any_moment_loses_nothing(tmp_path: Path, seed: int) -> None:
+    """Pieces of any length, read at times, the file renamed or cut between lines or within."""
+    random = Random(seed)
+    log, text, rotations = tmp_path / "vllm.log", OLD + NEW, 0
+    follower = LogFollower(open_log(str(log)))
+    at = 0
+    while at < len(text):
+        size = random.choice((1, 80, 700, 5_000))
+        append(log, text[at : at + size])
+        at += size
+        if random.random() < 0.3:
+            follower.read()
+        if random.random() < 0.1:
+            follower.read()
+            rotations += 1
+            if random.random() < 0.5:
+                log.rename(tmp_path / f"vllm.log.{rotations}")
+            else:
+                os.truncate(log, 0)
+
+    # A rotated file that was never followed by a new one is read at the next call.
+    boots = follower.read()
+
+    assert said(boots) == ("0.32.0", 5_120)
+    assert boots.previous is not None
+    assert said(FollowedBoots(boots.previous)) == ("0.10.2", 20_480)
 
 
 def test_a_start_in_the_file_before_is_found(log: Path) -> None:

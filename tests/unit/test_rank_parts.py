@@ -1,6 +1,6 @@
 import pytest
 
-from kvheadroom.live.rank_parts import Part, rank_parts
+from kvheadroom.live.rank_parts import Part, RankParts, margin_bytes, rank_parts
 from kvheadroom.readings import ProcessBoot
 from kvheadroom.units import GIB, MIB
 
@@ -117,3 +117,13 @@ def test_less_than_nothing_is_nothing(printed: float) -> None:
     assert rank_parts(
         weights_bytes=None, kv_blocks=None, block_bytes=None, log=log
     ).non_torch == Part(0, "log")
+
+
+def test_the_margin_is_what_the_share_leaves() -> None:
+    """A public log (0.26, 16 GB): 13.99 less 0.93, 0.07, 1.06 and 11.94; graphs inside the peak."""
+    parts = RankParts(
+        *(Part(gib(amount), "log") for amount in (0.93, 11.94, 0.3, 0.07, 0.4, 1.06 - 0.4))
+    )
+
+    assert margin_bytes(parts, gib(13.99)) == pytest.approx(gib(-0.01), abs=8)
+    assert margin_bytes(RankParts(kv=Part(1, "log")), gib(13.99)) is None

@@ -64,14 +64,30 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What one engine manages of one GPU.
+
+    Attributes:
+        engine: The engine's id.
+        managed_bytes: Its share, or all it needs where its pool is given in bytes.
+        ratio: The same of the memory CUDA sees, 0-1.
+        context_bytes: What its context takes beside that.
+    """
+
+    engine: str
+    managed_bytes: int
+    ratio: float
+    context_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CardClaims:
     """What is claimed of one GPU.
 
     Attributes:
         gpu: Index of the GPU or MIG device.
         uuid: Its UUID.
-        claimed_ratio: Sum of the shares of all engines, of the whole GPU; may exceed 1.
-        context_bytes: What their contexts take beside that.
+        shares: Of every engine, in the order given.
         unallocated_bytes: What shares, contexts and the driver leave; negative where together
             they are more than the GPU has.
         restarts: Every server, in the order given.
@@ -81,11 +97,15 @@ class CardClaims:
 
     gpu: str
     uuid: str
-    claimed_ratio: float
-    context_bytes: int
+    shares: tuple[Share, ...]
     unallocated_bytes: int
     restarts: tuple[Restart, ...]
     start_order: tuple[str, ...] | None
+
+    @property
+    def claimed_ratio(self) -> float:
+        """Sum of all shares: engines on one GPU do not know of each other, so it may exceed 1."""
+        return sum(share.ratio for share in self.shares)
 
     @property
     def is_overcommitted(self) -> bool:
@@ -128,8 +148,15 @@ def card_claims(gpu: GpuReading, claims: Sequence[Claim]) -> CardClaims | None:
     return CardClaims(
         gpu=gpu.gpu,
         uuid=gpu.uuid,
-        claimed_ratio=card.claimed_ratio,
-        context_bytes=sum(start.context_bytes for start in planned.values()),
+        shares=tuple(
+            Share(
+                engine=one.demand.name,
+                managed_bytes=one.managed_bytes,
+                ratio=one.managed_bytes / total,
+                context_bytes=one.demand.context.bytes,
+            )
+            for one in card.instances
+        ),
         unallocated_bytes=card.unallocated_bytes,
         restarts=tuple(
             _restart(server, group, [planned[claim.engine] for claim in group], free)

@@ -1,7 +1,7 @@
 """Who holds a GPU's memory: entries that add up to the card's total to the byte."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from kvheadroom.live.rank_parts import Part, PartSource, RankParts
@@ -27,16 +27,18 @@ OwnerKind = Literal[
     "unknown",  # its process cannot be seen from here
 ]
 
-# An estimate is what a part usually takes, an activation peak what it takes at most: of these a
-# process may hold less. Where it does, the surest part is granted first: a context exists as long
-# as its process does, graphs once they are captured, activations while a step runs.
+# What a rank is known to hold is stated in full. An estimate is what a part usually takes, an
+# activation peak what it takes at most, and an engine that has not reported its pool may still be
+# loading: of these a process may hold less. Where it does, the surest part is granted first, in
+# the order in which a start makes them.
 _GRANTED_IN_ORDER: Final[tuple[Component, ...]] = (
     "context",
+    "weights",
+    "kv",
     "non_torch",
     "cuda_graph",
     "activation",
 )
-_ALWAYS_IN_FULL: Final[tuple[Component, ...]] = ("weights", "kv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +190,27 @@ class _Book:
         self._held = {one.pid: one.used_bytes for one in listed if one.used_bytes is not None}
         self._silent = [one.pid for one in listed if one.used_bytes is None]
         self._is_listed = gpu.processes is not None
-        here = [rank for rank in ranks if rank.gpu_uuid == gpu.uuid]
+        self._owners = owners
         self._placed: dict[int, list[RankOnCard]] = {}
         self._unplaced: list[RankOnCard] = []
-        for rank in here:
+        for rank in ranks:
+            if rank.gpu_uuid != gpu.uuid:
+                continue
             if rank.pid in self._held:
                 self._placed.setdefault(rank.pid, []).append(rank)
             else:
                 self._unplaced.append(rank)
-        self._owners = owners
+        self._unplaced = [rank for rank in self._unplaced if not self._place_by_engine(rank)]
+
+    def _place_by_engine(self, rank: RankOnCard) -> bool:
+        """Give *rank* the largest process of its engine that is nobody's yet, if there is one."""
+        owner = ProcessOwner("engine", rank.engine)
+        own = [pid for pid in self._held.keys() - self._placed.keys() if self._owner(pid) == owner]
+        if not own:
+            return False
+        pid = max(own, key=lambda one: self._held[one])
+        self._placed[pid] = [replace(rank, pid=pid)]
+        return True
 
     def divide(self, used_bytes: int) -> tuple[tuple[LedgerEntry, ...], tuple[str, ...]]:
         """Return entries that add up to *used_bytes*, and what limits them."""
@@ -258,21 +272,19 @@ def _explained(held_bytes: int, ranks: Sequence[RankOnCard], *, pid: int) -> lis
 def _granted(held_bytes: int, ranks: Sequence[RankOnCard]) -> list[LedgerEntry]:
     """Return what of *held_bytes* is which part of *ranks*.
 
-    What a rank is known to hold is stated in full, even where that is more than there is. Usual
-    sizes and peaks are granted from what is left, part after part.
+    What they are known to hold is stated in full, even where that is more than there is.
     """
     firm = [
         _entry(rank, component, part, part.bytes)
         for rank in ranks
-        for component, part in _parts(rank)
-        if _is_firm(component, part)
+        for component, part in _firm_parts(rank)
     ]
     left_bytes = held_bytes - sum(entry.bytes for entry in firm)
     granted: list[LedgerEntry] = []
     for component in _GRANTED_IN_ORDER:
         for rank in ranks:
-            part = getattr(rank.parts, component)
-            if part is not None and not _is_firm(component, part):
+            part: Part | None = getattr(rank.parts, component)
+            if part is not None and not _is_firm(rank, component, part):
                 count = min(part.bytes, max(0, left_bytes))
                 granted.append(_entry(rank, component, part, count))
                 left_bytes -= count
@@ -280,17 +292,19 @@ def _granted(held_bytes: int, ranks: Sequence[RankOnCard]) -> list[LedgerEntry]:
     return sorted([*firm, *granted], key=lambda entry: order.get(entry.owner or "", 0))
 
 
-def _parts(rank: RankOnCard) -> Iterable[tuple[Component, Part]]:
-    for component in (*_ALWAYS_IN_FULL, *_GRANTED_IN_ORDER):
+def _firm_parts(rank: RankOnCard) -> Iterable[tuple[Component, Part]]:
+    for component in _GRANTED_IN_ORDER:
         part: Part | None = getattr(rank.parts, component)
-        if part is not None:
+        if part is not None and _is_firm(rank, component, part):
             yield component, part
 
 
-def _is_firm(component: Component, part: Part) -> bool:
-    return component in _ALWAYS_IN_FULL or (
-        part.source != "estimated" and component != "activation"
-    )
+def _is_firm(rank: RankOnCard, component: Component, part: Part) -> bool:
+    if component == "activation" or part.source == "estimated":
+        return False
+    # What model and settings say is not yet there while a start is under way.
+    has_reported = rank.parts.kv is not None and rank.parts.kv.source != "configured"
+    return has_reported or part.source in {"log", "engine"}
 
 
 def _entry(rank: RankOnCard, component: Component, part: Part, count: int) -> LedgerEntry:
@@ -307,7 +321,7 @@ def _entry(rank: RankOnCard, component: Component, part: Part, count: int) -> Le
 
 
 def _shortfalls(held_bytes: int, ranks: Sequence[RankOnCard]) -> Iterable[str]:
-    firm = sum(part.bytes for rank in ranks for name, part in _parts(rank) if _is_firm(name, part))
+    firm = sum(part.bytes for rank in ranks for _, part in _firm_parts(rank))
     if firm > held_bytes:
         names = ", ".join(rank.engine for rank in ranks)
         yield (

@@ -109,6 +109,21 @@ def rank_parts(
     )
 
 
+def margin_bytes(parts: RankParts, managed_bytes: int) -> int | None:
+    """Return what *parts* leave of the share a rank manages; ``None`` where one is not known.
+
+    Blocks are whole and graphs differ from their estimate, so it is seldom 0; it is negative where
+    a part takes more than was set aside. The context lies outside the share.
+
+    Args:
+        parts: What the rank holds.
+        managed_bytes: ceil(GPU memory x utilization).
+    """
+    inside = (parts.weights, parts.kv, parts.non_torch, parts.cuda_graph, parts.activation)
+    known = [part.bytes for part in inside if part is not None]
+    return managed_bytes - sum(known) if len(known) == len(inside) else None
+
+
 def _part(count: int | None, source: PartSource) -> Part | None:
     # A log may print less than nothing where memory was freed meanwhile.
     return None if count is None else Part(max(0, count), source)
