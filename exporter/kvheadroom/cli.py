@@ -112,7 +112,43 @@ _ENGINE_OPTIONS: Final = (
         "--no-discovery",
         "no_discovery",
         is_flag=True,
-        help="Do not look for models' config.json on this machine.",
+        help="Do not look for vLLM servers and their models on this machine.",
+    ),
+    _option(
+        "--proc.root",
+        "proc_root",
+        help="Where the node's /proc is, /host/proc in a container.  "
+        f"[default: {defaults.PROC_ROOT}]",
+    ),
+    _option(
+        "--pod-logs", "pod_logs", help="The node's /var/log/pods, to name the pods of servers."
+    ),
+    _option(
+        "--targets.file",
+        "target_files",
+        multiple=True,
+        help="Servers to watch, in Prometheus' file_sd format (JSON or YAML, may be a pattern); "
+        "repeatable.",
+    ),
+    _option(
+        "--targets.url",
+        "target_urls",
+        multiple=True,
+        help="The same over HTTP, in Prometheus' http_sd format; repeatable.",
+    ),
+    _option(
+        "--startup-log",
+        "startup_logs",
+        multiple=True,
+        help="Where an engine's startup log goes, as URL=PLACE: a file, a container's log folder "
+        "or journald:UNIT; repeatable.",
+    ),
+    _option(
+        "--state.file",
+        "state_file",
+        type=_FILE,
+        help="Remember engines' KV budgets here, to tell what an upgrade changed while "
+        "kvheadroom itself restarted.",
     ),
     _option("--no-nvml", "no_nvml", is_flag=True, help="Do not read GPUs."),
     _option(

@@ -17,15 +17,19 @@ from kvheadroom.faces.server import WebServer
 from kvheadroom.faces.web import make_app
 from kvheadroom.faces.web_options import WebOptions, format_address, reloaded_options
 from kvheadroom.live.engine_view import ViewOptions
+from kvheadroom.live.found_servers import FoundServer
 from kvheadroom.live.snapshot import Snapshot
 from kvheadroom.logs import set_up_logs
-from kvheadroom.node.engine_url import engine_address, parse_engine_url
 from kvheadroom.node.nvml import NvmlSource
-from kvheadroom.node.vllm import EngineTarget, VllmSource
-from kvheadroom.poll.facts import EngineFactsSource
+from kvheadroom.poll.boot_book import BootBook
+from kvheadroom.poll.discovery import Discovery
 from kvheadroom.poll.gpu_watch import GpuSource
-from kvheadroom.poll.node import NodeWatch, WatchedServer
-from kvheadroom.settings import EngineSettings, Flags, Settings, resolve
+from kvheadroom.poll.node import FoundServers, ListedServers, NodeWatch
+from kvheadroom.poll.process_watch import ProcessSource
+from kvheadroom.poll.server_set import MakeServer, WatchedServer
+from kvheadroom.settings import Flags, Settings, resolve
+from kvheadroom.strict_yaml import load_mapping
+from kvheadroom.watched import configured_server, found_server, listed_server, target_lists
 from kvheadroom.web_config import web_options
 
 _log = logging.getLogger(__name__)
@@ -71,23 +75,25 @@ class _Daemon:
         flags: The command line, read again with its files at every reload.
         gpus: The node's GPUs: one source for life, since a driver call that hangs outlives any
             configuration.
-        engines: Engines besides the configured ones.
+        processes: The node's processes, their servers called by name; ``None`` looks at this
+            machine's.
 
     Raises:
         ConfigError: The settings cannot be honored, or an address cannot be listened on.
     """
 
     def __init__(
-        self, flags: Flags, gpus: GpuSource, engines: tuple[EngineSettings, ...] = ()
+        self, flags: Flags, gpus: GpuSource, processes: ProcessSource | None = None
     ) -> None:
         self._flags = flags
         self._gpus = gpus
-        self._engines = engines
+        self._given_processes = processes
         self._settings = resolve(flags)
         set_up_logs(self._settings.log_level, self._settings.log_format)
         self._options = web_options(self._settings)
         self._latest = _Latest()
-        self._watch = NodeWatch(self._latest.publish)
+        self._processes: ProcessSource | None = processes
+        self._watch = NodeWatch(self._latest.publish, BootBook(self._settings.state_file))
         self._watch_nodes(self._settings)
         self._server = WebServer(self._latest.app(self._options), self._options)
 
@@ -156,16 +162,46 @@ class _Daemon:
 
     def _watch_nodes(self, settings: Settings) -> None:
         # Everything that can be refused is made before anything in use is touched.
-        engines = (*settings.engines, *self._engines)
-        servers = tuple(_watched(engine, settings) for engine in engines)
+        servers = tuple(configured_server(engine, settings) for engine in settings.engines)
+        lists = target_lists(settings)
         if isinstance(self._gpus, NvmlSource):
             self._gpus.deadline_seconds = settings.poll_timeout_seconds
+        processes = self._process_source(settings)
         self._watch.configure(
             gpus=self._gpus if settings.nvml else None,
             servers=servers,
-            options=ViewOptions(settings.context_tokens, settings.traffic_window_seconds),
+            options=ViewOptions(
+                settings.context_tokens,
+                settings.traffic_window_seconds,
+                settings.poll_interval_seconds,
+            ),
             interval_seconds=settings.poll_interval_seconds,
+            found=FoundServers(processes, self._found_server(settings)) if processes else None,
+            listed=ListedServers(lists, lambda one: listed_server(one, settings))
+            if lists
+            else None,
         )
+
+    def _found_server(self, settings: Settings) -> MakeServer:
+        is_name = self._given_processes is not None
+
+        def watched(server_id: str, found: FoundServer) -> WatchedServer:
+            return found_server(server_id, found, settings, is_name=is_name)
+
+        return watched
+
+    def _process_source(self, settings: Settings) -> ProcessSource | None:
+        """Return where processes are found: the same for life, since it remembers who was who."""
+        if self._given_processes is not None:
+            return self._given_processes
+        if not settings.discovery:
+            return None
+        known = self._processes
+        if known is None or known.target != settings.proc_root:
+            self._processes = Discovery(
+                read_yaml=load_mapping, proc=settings.proc_root, pod_logs=settings.pod_logs
+            )
+        return self._processes
 
 
 def serve_node(flags: Flags) -> NoReturn:
@@ -187,16 +223,7 @@ def serve_demo(flags: Flags, *, profile: str, seed: int, speed: float) -> NoRetu
     """
     _take_signals()
     node = build_node(profile, seed=seed, speed=speed)
-    engines = tuple(
-        EngineSettings(
-            url=server.url,
-            address=engine_address(server.url),
-            name=server.name,
-            model_config=server.model_config_path,
-        )
-        for server in node.servers
-    )
-    daemon = _Daemon(flags, node.gpus, engines)
+    daemon = _Daemon(flags, node.gpus, node.processes)
     node.start()
     daemon.live()
 
@@ -209,7 +236,8 @@ def describe_settings(flags: Flags) -> Iterator[str]:
     """
     settings = resolve(flags)
     options = web_options(settings)
-    servers = [_watched(engine, settings) for engine in settings.engines]
+    servers = [configured_server(engine, settings) for engine in settings.engines]
+    target_lists(settings)
     _Latest().app(options)
     yield "configuration is valid"
     yield f"poll every {settings.poll_interval_seconds:g} s"
@@ -225,26 +253,6 @@ def _take_signals() -> None:
     # Signals are taken where we wait for them and nowhere else. Blocked before the first thread
     # is made, since threads inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-
-
-def _watched(engine: EngineSettings, settings: Settings) -> WatchedServer:
-    target = EngineTarget(
-        url=engine.url,
-        api_key=engine.api_key,
-        ca_file=None if engine.ca_file is None else str(engine.ca_file),
-    )
-    on_this_machine = parse_engine_url(engine.url).is_loopback
-    return WatchedServer(
-        key=engine.address,
-        connection=(target, settings.poll_timeout_seconds),
-        source=VllmSource(target, deadline_seconds=settings.poll_timeout_seconds),
-        facts=EngineFactsSource(
-            name=engine.name,
-            model_config=engine.model_config,
-            tensor_parallel=engine.tensor_parallel,
-            discovery=settings.discovery and on_this_machine,
-        ),
-    )
 
 
 def _stamps(files: tuple[Path, ...]) -> dict[Path, tuple[int, int] | None]:

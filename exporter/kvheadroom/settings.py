@@ -32,6 +32,7 @@ class EngineInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
     api_key_env: str | None = None
     ca_file: str | None = None
     model_config: str | None = None
+    startup_log: str | None = None
     tensor_parallel_size: int = 1
 
 
@@ -50,6 +51,13 @@ class WebInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
     config_file: str | None = None
 
 
+class TargetsInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
+    """``targets`` in the configuration file."""
+
+    files: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()
+
+
 class LogInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
     """``log`` in the configuration file."""
 
@@ -62,6 +70,10 @@ class SettingsFile(FileRecord, frozen=True, forbid_unknown_fields=True):
 
     engines: tuple[EngineInFile, ...] = ()
     discovery: bool = True
+    proc_root: str | None = None
+    pod_logs: str | None = None
+    targets: TargetsInFile = TargetsInFile()
+    state_file: str | None = None
     nvml: bool = True
     contexts: tuple[str | int, ...] = ()
     traffic_window: str | None = None
@@ -78,6 +90,12 @@ class Flags:
     config_file: Path | None = None
     engines: tuple[str, ...] = ()
     no_discovery: bool = False
+    proc_root: str | None = None
+    pod_logs: str | None = None
+    target_files: tuple[str, ...] = ()
+    target_urls: tuple[str, ...] = ()
+    startup_logs: tuple[str, ...] = ()
+    state_file: Path | None = None
     no_nvml: bool = False
     api_key_file: Path | None = None
     poll_interval: str | None = None
@@ -103,6 +121,7 @@ class EngineSettings:
         api_key: For its ``/v1/models``.
         ca_file: PEM certificates to trust instead of the usual authorities.
         model_config: The model's config.json.
+        startup_log: Where its startup log goes: a file, a folder or ``journald:UNIT``.
         tensor_parallel: Ranks of one engine.
     """
 
@@ -112,6 +131,7 @@ class EngineSettings:
     api_key: str | None = field(default=None, repr=False)
     ca_file: Path | None = None
     model_config: Path | None = None
+    startup_log: str | None = None
     tensor_parallel: int = 1
 
 
@@ -121,7 +141,12 @@ class Settings:
 
     Attributes:
         engines: vLLM servers to watch.
-        discovery: Look for a model's config.json on this machine.
+        discovery: Find vLLM servers and their models on this machine.
+        proc_root: Where ``/proc`` is.
+        pod_logs: Where the kubelet keeps pods' logs, for the names of pods.
+        target_files: Lists of servers in Prometheus' ``file_sd`` format.
+        target_urls: The same over HTTP; may hold credentials.
+        state_file: Where engines' budgets are kept over our own restart.
         nvml: Read the GPUs.
         poll_interval_seconds: From one poll of a source to the next.
         poll_timeout_seconds: What one poll of one source may take.
@@ -137,6 +162,11 @@ class Settings:
 
     engines: tuple[EngineSettings, ...] = ()
     discovery: bool = True
+    proc_root: str = defaults.PROC_ROOT
+    pod_logs: str | None = None
+    target_files: tuple[str, ...] = ()
+    target_urls: tuple[str, ...] = field(default=(), repr=False)
+    state_file: Path | None = None
     nvml: bool = True
     poll_interval_seconds: float = 5.0
     poll_timeout_seconds: float = _LONGEST_TIMEOUT_SECONDS
@@ -181,6 +211,11 @@ def resolve(flags: Flags, environment: Mapping[str, str] = os.environ) -> Settin
     return Settings(
         engines=engines,
         discovery=file.discovery and not flags.no_discovery,
+        proc_root=flags.proc_root or file.proc_root or defaults.PROC_ROOT,
+        pod_logs=flags.pod_logs or file.pod_logs,
+        target_files=flags.target_files or _all_beside(flags.config_file, file.targets.files),
+        target_urls=flags.target_urls or file.targets.urls,
+        state_file=flags.state_file or _beside(flags.config_file, file.state_file),
         nvml=file.nvml and not flags.no_nvml,
         poll_interval_seconds=interval,
         poll_timeout_seconds=timeout,
@@ -211,6 +246,7 @@ def _engines(
     flags: Flags, file: SettingsFile, environment: Mapping[str, str]
 ) -> tuple[EngineSettings, ...]:
     for_all, by_address = _model_configs(flags, file)
+    logs = _startup_logs(flags)
     shared_key = _read_key(flags.api_key_file) or environment.get("KVHEADROOM_API_KEY") or None
     given = tuple(EngineInFile(url=url) for url in flags.engines) or file.engines
     engines = tuple(
@@ -223,6 +259,8 @@ def _engines(
             model_config=by_address.pop(address, None)
             or _beside(flags.config_file, engine.model_config)
             or for_all,
+            startup_log=logs.pop(address, None)
+            or _log_beside(flags.config_file, engine.startup_log),
             tensor_parallel=_positive("tensor_parallel_size", engine.tensor_parallel_size),
         )
         for engine in given
@@ -231,8 +269,21 @@ def _engines(
         raise ConfigError("a model config is given, but no engine")
     if by_address:
         raise ConfigError(f"--model-config names no --engine: {next(iter(by_address))}")
+    if logs:
+        raise ConfigError(f"--startup-log names no --engine: {next(iter(logs))}")
     _refuse_repeats(engines)
     return engines
+
+
+def _startup_logs(flags: Flags) -> dict[str, str]:
+    """Return the place of each engine's startup log, by its address."""
+    places: dict[str, str] = {}
+    for given in flags.startup_logs:
+        url, equals, place = given.partition("=")
+        if not equals or not place or url.startswith(("/", ".")):
+            raise ConfigError(f"--startup-log: write URL=PLACE, not {given!r}")
+        places[engine_address(_with_scheme(url))] = place
+    return places
 
 
 def _model_configs(flags: Flags, file: SettingsFile) -> tuple[Path | None, dict[str, Path]]:
@@ -301,6 +352,16 @@ def _beside(config_file: Path | None, text: str | None) -> Path | None:
     if text is None or config_file is None:
         return None
     return config_file.parent / text
+
+
+def _all_beside(config_file: Path | None, texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(_beside(config_file, text)) for text in texts)
+
+
+def _log_beside(config_file: Path | None, text: str | None) -> str | None:
+    if text is None or text.startswith(("journald:", "journal:")):
+        return text
+    return str(_beside(config_file, text))
 
 
 def _positive(name: str, value: int) -> int:

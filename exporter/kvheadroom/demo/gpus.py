@@ -40,6 +40,11 @@ class _Sample:
     temperature_celsius: float = _COOL_CELSIUS
 
 
+def gpu_uuid(index: int) -> str:
+    """Return the UUID of the simulated GPU at *index*."""
+    return f"GPU-{uuid5(NAMESPACE_DNS, f'gpu{index}.demo.kvheadroom')}"
+
+
 class SimulatedGpus:
     """Reads like the NVML source, without a driver."""
 
@@ -64,7 +69,7 @@ class SimulatedGpus:
         span_watts = (plan.limit_watts - plan.idle_watts) * _BUSY_POWER_RATIO
         return GpuReading(
             gpu=str(index),
-            uuid=f"GPU-{uuid5(NAMESPACE_DNS, f'gpu{index}.demo.kvheadroom')}",
+            uuid=gpu_uuid(index),
             name=plan.name,
             total_bytes=plan.total_bytes,
             reserved_bytes=plan.reserved_bytes,

@@ -3,16 +3,16 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Final
 
+from kvheadroom.demo.description import DemoServer
 from kvheadroom.demo.engine import Engine
 from kvheadroom.demo.families import CACHE_CONFIG_DEFAULTS
-from kvheadroom.demo.gpus import SimulatedCard, SimulatedGpus
+from kvheadroom.demo.gpus import SimulatedCard, SimulatedGpus, gpu_uuid
 from kvheadroom.demo.page import PageFacts
 from kvheadroom.demo.plans import BLOCK_TOKENS, CardPlan, NodePlan, ServerPlan
+from kvheadroom.demo.processes import SimulatedProcesses
 from kvheadroom.demo.profiles import PROFILES
 from kvheadroom.demo.server import SimulatedServer
 from kvheadroom.demo.traffic import arrivals
@@ -23,35 +23,13 @@ _FIRST_ENGINE_PID: Final = 4200
 _FIRST_TENANT_PID: Final = 3100
 
 
-@dataclass(frozen=True, slots=True)
-class DemoServer:
-    """One simulated vLLM server, as the operator of a real one would describe it.
-
-    Attributes:
-        name: Served model name.
-        url: Base URL.
-        model: Hub id of the model.
-        model_config_path: The model's config.json.
-        command: Command line that would start it.
-        gpus_by_rank: GPU indices of each data-parallel rank.
-        pids_by_rank: Process on each of those GPUs, in the same shape.
-    """
-
-    name: str
-    url: str
-    model: str
-    model_config_path: Path
-    command: tuple[str, ...]
-    gpus_by_rank: tuple[tuple[str, ...], ...]
-    pids_by_rank: tuple[tuple[int, ...], ...]
-
-
 class DemoNode:
     """Simulated GPUs and vLLM servers that share one virtual clock.
 
     Attributes:
         servers: The vLLM servers; their ports are bound, they answer between start and close.
         gpus: What NVML would read.
+        processes: What a look at the processes would find.
     """
 
     def __init__(self, plan: NodePlan, *, seed: int, speed: float) -> None:
@@ -72,6 +50,8 @@ class DemoNode:
             for index, server in enumerate(plan.servers)
         )
         self.gpus = SimulatedGpus(_occupy_cards(plan, simulated, pids), clock)
+        uuids = [gpu_uuid(index) for index in range(len(plan.cards))]
+        self.processes = SimulatedProcesses(self.servers, uuids)
 
     @property
     def engine_urls(self) -> tuple[str, ...]:

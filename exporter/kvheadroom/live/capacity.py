@@ -64,6 +64,11 @@ class Capacity:
         """Bytes of the whole pool over all ranks."""
         return None if self.bytes_per_block is None else self.blocks * self.bytes_per_block
 
+    @property
+    def first_stage_bytes(self) -> int | None:
+        """Bytes of the pool on one rank of the first pipeline stage."""
+        return None if self.pool is None else self.blocks * self.pool.allocation.bytes_per_block[0]
+
     def blocks_for(self, context_tokens: int) -> int | None:
         """Return the blocks a request of *context_tokens* holds; ``None`` when not known.
 

@@ -14,6 +14,8 @@ class EngineFacts:
 
     Attributes:
         name: What its engines are called; ``None`` names them by address.
+        server: What its engines are called by instead of their address: a server that was found
+            keeps the first one when it moves.
         layers: The model, where its config.json is known.
         draft: The draft model, where speculation uses one and its config.json is known.
         tensor_parallel: Ranks of one engine that share a stage.
@@ -27,6 +29,7 @@ class EngineFacts:
     """
 
     name: str | None = None
+    server: str | None = None
     layers: ModelLayers | None = None
     draft: ModelLayers | None = None
     tensor_parallel: int = 1

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from kvheadroom.continuity import counters_fell, started_anew
 from kvheadroom.engine.versions import parse_version
+from kvheadroom.live.admission import admission_blocks
 from kvheadroom.live.boot_change import BootCapacity, BootChange, capacity_of_boot
 from kvheadroom.live.capacity import Capacity, engine_capacity
 from kvheadroom.live.counters import RunningTotal
@@ -130,7 +131,7 @@ def view_engine(
     Args:
         reading: The engine's part of its server's page.
         server: The whole answer.
-        target: ``host:port`` of the server, or what it is called by while it moves.
+        target: ``host:port`` of the server.
         facts: What is configured or was found on disk.
         past: What the last call returned.
         options: How to judge.
@@ -154,7 +155,7 @@ def view_engine(
         restarted=restarted,
     )
     view = EngineView(
-        engine=engine_id(target, reading.rank, facts.name),
+        engine=engine_id(facts.server or target, reading.rank, facts.name),
         target=target,
         reading=reading,
         vllm_version=server.vllm_version,
@@ -184,7 +185,7 @@ def boot_capacity(view: EngineView) -> BootCapacity | None:
     return BootCapacity(
         version=view.vllm_version,
         tokens=capacity.tokens,
-        bytes=capacity.bytes,
+        bytes=capacity.first_stage_bytes,
         blocks=capacity.blocks,
         max_model_len=capacity.max_model_len,
         utilization=settings.gpu_memory_utilization if settings else None,
@@ -284,7 +285,20 @@ def _judge(
         at_seconds=at_seconds,
         poll_interval_seconds=options.poll_interval_seconds,
     )
-    forecast = _forecast(past.forecast, reading, headroom, at_seconds)
+    forecast = past.forecast
+    if capacity is not None and headroom is not None:
+        prompt = traffic.prompt_mean_tokens if traffic else None
+        needed = None if prompt is None else admission_blocks(capacity, prompt, rules)
+        forecast = observe_usage(
+            forecast,
+            used_blocks=headroom.used_blocks,
+            usable_blocks=capacity.usable_blocks,
+            at_seconds=at_seconds,
+            is_full=pressure.pressure.binding == "kv",
+            next_request_blocks=needed or 0,
+        )
+    else:
+        forecast = ForecastPast()
     return replace(past, inferred=inferred, pressure=pressure, stall=stall, forecast=forecast)
 
 

@@ -1,10 +1,12 @@
 """One immutable picture of the node: what was read, and what it means."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvheadroom.errors import Reason
+from kvheadroom.live.card_view import CardView
 from kvheadroom.live.engine_view import EngineView
+from kvheadroom.live.found_servers import FoundServer
 from kvheadroom.readings import GpuReading, SilentReason, SourceHealth
 
 
@@ -31,9 +33,10 @@ class Snapshot:
 
     Attributes:
         sources: Every source polled, up or not.
-        gpus: Every GPU that answered at its last poll.
+        cards: Every GPU that answered at its last poll, with who holds its memory.
         servers: Every vLLM server that answered at its last poll.
         engines: Every engine of those servers.
+        discovered: Every vLLM server that was found among the node's processes, by its id.
         driver_version: NVIDIA driver; ``None`` while NVML does not answer.
         polls_missed: Polls that were due and never ran.
         polls_skipped: Polls not begun because the one before still ran.
@@ -42,14 +45,20 @@ class Snapshot:
     """
 
     sources: tuple[SourceHealth, ...] = ()
-    gpus: tuple[GpuReading, ...] = ()
+    cards: tuple[CardView, ...] = ()
     servers: tuple[ServerView, ...] = ()
     engines: tuple[EngineView, ...] = ()
+    discovered: Mapping[str, FoundServer] = field(default_factory=dict)
     driver_version: str | None = None
     polls_missed: int = 0
     polls_skipped: int = 0
     config_reloaded: bool = True
     config_read_unix_seconds: float | None = None
+
+    @property
+    def gpus(self) -> tuple[GpuReading, ...]:
+        """What the driver said of every GPU."""
+        return tuple(card.gpu for card in self.cards)
 
     @property
     def is_complete(self) -> bool:

@@ -35,6 +35,8 @@ class GpuOwner:
     Attributes:
         owner: As the tree of processes tells.
         server_id: Of the server it belongs to, which an orphan's keeps after its end.
+        pid: As our ``/proc`` counts; ``None`` where it is not there.
+        namespace_pid: As it sees itself, inside its container.
         process_name: What to call it to a person, at most 32 printable characters.
         container_id: Of the container it runs in.
         pod_uid: Of its pod.
@@ -43,6 +45,8 @@ class GpuOwner:
 
     owner: Owner
     server_id: str | None = None
+    pid: int | None = None
+    namespace_pid: int | None = None
     process_name: str | None = None
     container_id: str | None = None
     pod_uid: str | None = None
@@ -73,6 +77,9 @@ class Discovery:
         proc: Where ``/proc`` is.
         pod_logs: ``/var/log/pods`` or where it is mounted, for the names of pods.
         start: Runs a function apart from the caller.
+
+    Attributes:
+        target: Where ``/proc`` is.
     """
 
     def __init__(
@@ -83,6 +90,7 @@ class Discovery:
         pod_logs: str | None = None,
         start: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
+        self.target: Final = proc
         self._reader: Final = ServerReader(
             proc, read_yaml=read_yaml, pod_logs=pod_logs, start=start or _in_a_thread
         )
@@ -176,6 +184,8 @@ class Discovery:
         return GpuOwner(
             owner,
             server_id,
+            pid=process.pid,
+            namespace_pid=details.namespace_pids[-1] if details.namespace_pids else None,
             process_name=_printable(process.command_name),
             container_id=details.container_id,
             pod_uid=details.pod_uid,

@@ -36,6 +36,7 @@ class EngineFactsSource:
 
     Args:
         name: Configured name of the server.
+        server: What its engines are called by instead of their address.
         model_config: Configured config.json; ``None`` looks for it.
         tensor_parallel: Configured ranks of one engine, where its command is not known.
         discovery: Look for the config.json where the server says its model is. Only sound for a
@@ -49,14 +50,16 @@ class EngineFactsSource:
     def __init__(
         self,
         *,
-        name: str | None,
-        model_config: Path | None,
-        tensor_parallel: int,
+        name: str | None = None,
+        server: str | None = None,
+        model_config: Path | None = None,
+        tensor_parallel: int = 1,
         discovery: bool,
         boots: Callable[[], FollowedBoots] | None = None,
     ) -> None:
         self._surroundings = ServerSurroundings()
         self._name = name
+        self._server = server
         self._model_config = model_config
         self._tensor_parallel = tensor_parallel
         self._discovery = discovery
@@ -102,6 +105,7 @@ class EngineFactsSource:
         options = model.options
         return EngineFacts(
             name=self._name,
+            server=self._server,
             layers=model.layers,
             draft=model.draft,
             tensor_parallel=options.tensor_parallel if options else self._tensor_parallel,
@@ -125,7 +129,7 @@ class EngineFactsSource:
 
     def _warn(self, model: ServerModel) -> None:
         if model.problem is not None:
-            fields = {"engine": self._name or "", "detail": model.problem}
+            fields = {"server": self._name or self._server or "", "detail": model.problem}
             _log.warning("not everything of the engine's budget is known", extra={"fields": fields})
 
 

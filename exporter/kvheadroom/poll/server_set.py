@@ -9,8 +9,10 @@ from kvheadroom.engine.options import Device
 from kvheadroom.live.engine_facts import EngineFacts
 from kvheadroom.live.engine_view import ViewOptions
 from kvheadroom.live.found_servers import FoundServer
+from kvheadroom.node.target_lists import ListedServer
 from kvheadroom.poll.discovery import Discovered
 from kvheadroom.poll.facts import ServerSurroundings
+from kvheadroom.poll.log_watch import LogWatch
 from kvheadroom.poll.server_watch import ServerSource, ServerWatch
 from kvheadroom.readings import GpuReading, ServerReading
 
@@ -30,6 +32,7 @@ class WatchedServer:
         facts: What is known of its engines, given its latest answer; ``None`` before the first.
         notice: Takes what a look at the node found of it.
         doors: Every ``host:port`` that is this server, to know it among those that are found.
+        log: Its startup log; ``None`` without one.
     """
 
     key: str
@@ -38,10 +41,14 @@ class WatchedServer:
     facts: Callable[[ServerReading | None], EngineFacts]
     notice: Callable[[ServerSurroundings], None] = _ignore
     doors: frozenset[str] = frozenset()
+    log: LogWatch | None = None
 
 
 MakeServer = Callable[[str, FoundServer], WatchedServer]
 """Of a found server's id and what was found, how to watch it."""
+
+ListServer = Callable[[ListedServer], WatchedServer]
+"""Of a server on a list, how to watch it."""
 
 
 @dataclass(slots=True)
@@ -59,13 +66,16 @@ class ServerSet:
 
     Attributes:
         watches: Key → watch of every server.
+        logs: Key → its startup log, where it has one.
         found: Key → what was found of it, for those that are there.
     """
 
     def __init__(self) -> None:
         self.watches: Mapping[str, ServerWatch] = MappingProxyType({})
+        self.logs: Mapping[str, LogWatch] = MappingProxyType({})
         self.found: Mapping[str, FoundServer] = MappingProxyType({})
         self._configured: tuple[WatchedServer, ...] = ()
+        self._listed: dict[tuple[str, str], WatchedServer] = {}
         self._make: MakeServer | None = None
         self._options = ViewOptions()
         self._found: dict[str, _Found] = {}
@@ -76,6 +86,7 @@ class ServerSet:
     ) -> None:
         """Watch exactly *servers*, and those found from now on as *make* says."""
         self._configured, self._make, self._options = tuple(servers), make, options
+        self._listed.clear()
         if make is None:
             self._found.clear()
         else:
@@ -83,23 +94,33 @@ class ServerSet:
                 one.watched = make(server_id, one.server)
         self._apply()
 
-    def notice(self, discovered: Discovered, gpus: Sequence[GpuReading]) -> bool:
-        """Take over what a look found; return whether other servers are watched now.
+    def take_list(self, listed: Sequence[ListedServer], make: ListServer) -> None:
+        """Watch the servers on the lists too, those that are configured aside."""
+        configured = {server.key for server in self._configured}
+        self._listed = {
+            key: self._listed.get(key) or make(server)
+            for server in listed
+            if (key := (server.address, server.url))[0] not in configured
+        }
+        self._apply()
+
+    def notice(self, discovered: Discovered, gpus: Sequence[GpuReading]) -> None:
+        """Take over what a look found.
 
         A found server is watched once its socket is seen, and after its end for as long as the
         traffic window: one that crashed is down, and not gone without a word.
         """
-        before = set(self.watches)
         taken = self._notice_configured(discovered.servers, gpus)
         if self._make is not None:
             self._notice_found(discovered.servers, taken, gpus)
         self._apply()
-        return set(self.watches) != before
 
     def close(self) -> None:
         """Close every source."""
         for watch in self.watches.values():
             watch.source.close()
+        for log in self.logs.values():
+            log.close()
 
     def _notice_configured(
         self, servers: Mapping[str, FoundServer], gpus: Sequence[GpuReading]
@@ -107,7 +128,7 @@ class ServerSet:
         """Return the found servers that are configured ones: id → key."""
         taken: dict[str, str] = {}
         found: dict[str, FoundServer] = {}
-        for server in self._configured:
+        for server in (*self._configured, *self._listed.values()):
             match = next(
                 (key for key, one in servers.items() if one.address.name in server.doors), None
             )
@@ -151,14 +172,20 @@ class ServerSet:
 
     def _apply(self) -> None:
         """Make the watches those of the servers; what stays keeps its history."""
-        configured = {server.key: server for server in self._configured}
-        servers = {**{one.watched.key: one.watched for one in self._found.values()}, **configured}
+        found = (one.watched for one in self._found.values())
+        every = (*found, *self._listed.values(), *self._configured)
+        servers = {server.key: server for server in every}
         kept = {key: self._watch(server) for key, server in servers.items()}
         # One reference, swapped whole: a snapshot taken meanwhile sees the old or the new.
         gone, self.watches = self.watches, MappingProxyType(kept)
         for key in gone.keys() - kept.keys():
             gone[key].source.close()
             self._connections.pop(key, None)
+        logs = {key: server.log for key, server in servers.items() if server.log is not None}
+        before, self.logs = self.logs, MappingProxyType(logs)
+        for key, log in before.items():
+            if logs.get(key) is not log:
+                log.close()
 
     def _watch(self, server: WatchedServer) -> ServerWatch:
         watch = self.watches.get(server.key)
@@ -176,7 +203,11 @@ class ServerSet:
 
 
 def _moved(before: FoundServer, now: FoundServer) -> bool:
-    return (before.address.url, before.api_key) != (now.address.url, now.api_key)
+    """Return whether the server is another process, or asked elsewhere, than before."""
+    return any(
+        getattr(before, name) != getattr(now, name)
+        for name in ("pid", "started_ticks", "address", "api_key")
+    )
 
 
 def _device(server: FoundServer | None, gpus: Sequence[GpuReading]) -> Device:
