@@ -240,7 +240,11 @@ class ServerReader:
         # A socket stays where it is as long as its process lives.
         if known is not None and (known.is_listening or known.url is None):
             return known
-        address = server_address(command, self._listening(process, details, doors))
+        address = server_address(
+            command,
+            self._listening(process, details, doors),
+            is_launcher=not is_server_command(process.argv) and parse_title(process) is None,
+        )
         self._addresses[start] = address
         return address
 
@@ -260,7 +264,9 @@ class ServerReader:
         held = [socket_inodes(self._proc, door.pid) for door in doors]
         if any(inodes is None for inodes in held):
             return None
-        inodes = frozenset().union(*(one for one in held if one is not None))
+        known_inodes = [one for one in held if one is not None]
+        # What API servers share is their door; what one of them has beside it is not.
+        inodes = frozenset.intersection(*known_inodes) or frozenset().union(*known_inodes)
         return tuple(socket for socket in sockets if socket.inode in inodes)
 
     def _search_model(self, known: _Known, process: ProcessReading) -> None:
