@@ -311,6 +311,9 @@ def test_a_config_file_that_cannot_be_read_leaves_the_command_unknown(tree: Proc
     server = tree.look().servers["127.0.0.1:8777"]
 
     assert server.command is None
+    tree.listen(100, "127.0.0.1", 8000)
+    tree.listen(100, "127.0.0.1", 8778)
+    assert "127.0.0.1:8000" in tree.look().servers
     assert "/nowhere.yaml" in (server.problem or "")
 
 

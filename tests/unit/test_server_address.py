@@ -53,9 +53,9 @@ def test_a_port_that_was_not_told_is_the_only_one(port: int) -> None:
     """Port 0 leaves it to the kernel, a launcher to itself; among several nothing is guessed."""
     command = parse_serve_command(f"vllm serve m --port {port}")
 
-    one = server_address(command, listening(("127.0.0.1", 9001)), is_launcher=port > 0)
+    one = server_address(command, listening(("127.0.0.1", 9001)), may_be_elsewhere=port > 0)
     two = server_address(
-        command, listening(("127.0.0.1", 9001), ("127.0.0.1", 9002)), is_launcher=port > 0
+        command, listening(("127.0.0.1", 9001), ("127.0.0.1", 9002)), may_be_elsewhere=port > 0
     )
 
     assert one.url == "http://127.0.0.1:9001"

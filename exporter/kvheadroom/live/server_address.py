@@ -57,14 +57,14 @@ class ServerAddress:
 
 
 def server_address(
-    command: ServeCommand | None, listening: Listening, *, is_launcher: bool = False
+    command: ServeCommand | None, listening: Listening, *, may_be_elsewhere: bool = False
 ) -> ServerAddress:
     """Return where the server can be asked.
 
     Args:
         command: What it was told; ``None`` if that could not be read.
         listening: What is known of its sockets.
-        is_launcher: It is a program of somebody's own, which may listen elsewhere than vLLM would.
+        may_be_elsewhere: A program of somebody's own decides, or a file that cannot be read.
     """
     options = command.options if command is not None else {}
     path = options.get("uds")
@@ -72,7 +72,7 @@ def server_address(
         return ServerAddress(f"unix:{path}", None, "unix_socket")
     told = command.port if command is not None else DEFAULT_PORT
     # Port 0 leaves it to the kernel.
-    socket = _http_socket(listening, told, or_other=is_launcher or command is None or told == 0)
+    socket = _http_socket(listening, told, or_other=may_be_elsewhere or told == 0)
     is_listening = None if listening.others is None else socket is not None
     bound = socket.host if socket else str(options.get("host") or "0.0.0.0")  # noqa: S104
     port = socket.port if socket else told
