@@ -84,6 +84,8 @@ def test_untitled_ranks_are_told_by_their_gpus(tree: ProcTree) -> None:
     (server,) = tree.look(gpu(0, 101), gpu(1, 102)).servers.values()
 
     assert {pid: rank.tensor for pid, rank in server.ranks.items()} == {101: 1, 102: 0}
+    owner = tree.look(gpu(0, 101), gpu(1, 102)).owners[101].owner
+    assert owner.rank == server.ranks[101]
 
 
 def test_two_engines_and_a_stranger_share_a_card(tree: ProcTree) -> None:
