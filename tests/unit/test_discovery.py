@@ -84,6 +84,8 @@ def test_untitled_ranks_are_told_by_their_gpus(tree: ProcTree) -> None:
     (server,) = tree.look(gpu(0, 101), gpu(1, 102)).servers.values()
 
     assert {pid: rank.tensor for pid, rank in server.ranks.items()} == {101: 1, 102: 0}
+    owner = tree.look(gpu(0, 101), gpu(1, 102)).owners[101].owner
+    assert owner.rank == server.ranks[101]
 
 
 def test_two_engines_and_a_stranger_share_a_card(tree: ProcTree) -> None:
@@ -311,6 +313,9 @@ def test_a_config_file_that_cannot_be_read_leaves_the_command_unknown(tree: Proc
     server = tree.look().servers["127.0.0.1:8777"]
 
     assert server.command is None
+    tree.listen(100, "127.0.0.1", 8000)
+    tree.listen(100, "127.0.0.1", 8778)
+    assert "127.0.0.1:8000" in tree.look().servers
     assert "/nowhere.yaml" in (server.problem or "")
 
 

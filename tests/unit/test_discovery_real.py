@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,21 @@ def test_an_exec_is_followed(tmp_path: Path) -> None:
 
     assert f"127.0.0.1:{port}" not in before.servers
     assert after.servers[f"127.0.0.1:{port}"].pid == process.pid
+
+
+def test_a_config_file_that_changed_since_is_not_believed(tmp_path: Path) -> None:
+    """What is in the file now is for the next start; what the server was told is unknown."""
+    port, file = str(free_port()), tmp_path / "vllm.yaml"
+    file.write_text("max-num-seqs: 7\n")
+    flags = ("--host", "127.0.0.1", "--port", port, "--config", "vllm.yaml")
+    with RealServer(tmp_path, *flags) as server:
+        told = look().servers[f"127.0.0.1:{port}"].command
+        later = time.time() + 60
+        os.utime(file, (later, later))
+        changed = next(one for one in look().servers.values() if one.pid == server.pid)
+
+    assert told is not None
+    assert told.options["max-num-seqs"] == 7
+    assert changed.command is None
+    assert "vllm.yaml" in (changed.problem or "")
+    assert changed.address.url == f"http://127.0.0.1:{port}"

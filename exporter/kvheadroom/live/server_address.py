@@ -1,6 +1,6 @@
 """Decide at which address a server that was found can be asked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final, Literal
@@ -15,6 +15,7 @@ UnreachableReason = Literal[
     "other_namespace",  # it listens on the loopback of a network that is not ours
 ]
 
+_NO_HTTP: Final[Mapping[str, UnreachableReason]] = {"headless": "headless", "grpc": "grpc"}
 _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  (read, not bound)
 
 
@@ -55,45 +56,64 @@ class ServerAddress:
     is_listening: bool | None = None
 
 
-def server_address(command: ServeCommand | None, listening: Listening) -> ServerAddress:
+def server_address(
+    command: ServeCommand | None, listening: Listening, *, may_be_elsewhere: bool = False
+) -> ServerAddress:
     """Return where the server can be asked.
-
-    What it was told counts as long as its sockets do not say otherwise: a launcher may have put
-    it elsewhere.
 
     Args:
         command: What it was told; ``None`` if that could not be read.
         listening: What is known of its sockets.
+        may_be_elsewhere: A program of somebody's own decides, or a file that cannot be read.
     """
     options = command.options if command is not None else {}
-    port = command.port if command is not None else DEFAULT_PORT
     path = options.get("uds")
     if isinstance(path, str):
         return ServerAddress(f"unix:{path}", None, "unix_socket")
-    socket = _http_socket(listening, port)
+    told = command.port if command is not None else DEFAULT_PORT
+    # Port 0 leaves it to the kernel.
+    socket = _http_socket(listening, told, or_other=may_be_elsewhere or told == 0)
     is_listening = None if listening.others is None else socket is not None
     bound = socket.host if socket else str(options.get("host") or "0.0.0.0")  # noqa: S104
-    port = socket.port if socket else port
-    for option in ("headless", "grpc"):
-        if options.get(option) is True:
-            reason: UnreachableReason = "headless" if option == "headless" else "grpc"
-            return ServerAddress(_netloc(_host(bound, listening) or bound, port), None, reason)
+    port = socket.port if socket else told
     host = _host(bound, listening)
+    name = _netloc(host or bound, port)
+    for option, reason in _NO_HTTP.items():
+        if options.get(option) is True:
+            return ServerAddress(name, None, reason)
     if host is None:
-        return ServerAddress(_netloc(bound, port), None, "other_namespace", is_listening)
+        return ServerAddress(name, None, "other_namespace", is_listening)
     scheme = "https" if {"ssl-keyfile", "ssl-certfile"} & options.keys() else "http"
-    name = _netloc(host, port)
     return ServerAddress(name, f"{scheme}://{name}", None, is_listening)
 
 
-def _http_socket(listening: Listening, port: int) -> ListeningSocket | None:
+def is_same_door(one: str, other: str) -> bool:
+    """Tell whether two names ``host:port`` lead to one server: loopback has many names.
+
+    Args:
+        one: Such as a server that was found is called.
+        other: Such as an operator wrote; a path after it does not count.
+    """
+    (host, port), (other_host, other_port) = _split(one), _split(other)
+    is_same_host = host == other_host or (_is_loopback(host) and _is_loopback(other_host))
+    return port == other_port and is_same_host
+
+
+def _split(name: str) -> tuple[str, str]:
+    host, _, port = name.partition("/")[0].rpartition(":")
+    return host.strip("[]").lower(), port
+
+
+def _http_socket(listening: Listening, port: int, *, or_other: bool) -> ListeningSocket | None:
+    """Return the socket at *port*, or else the only one if any may be it.
+
+    A server has further sockets, through which its ranks find one another.
+    """
     owned = listening.owned
-    if owned is None:
-        others = listening.others or ()
-        return next((socket for socket in others if socket.port == port), None)
-    told = [socket for socket in owned if socket.port == port]
-    if told:
-        return told[0]
+    among = (listening.others or ()) if owned is None else owned
+    told = next((socket for socket in among if socket.port == port), None)
+    if told is not None or not or_other or not owned:
+        return told
     # One port on several addresses is one door.
     return owned[0] if len({socket.port for socket in owned}) == 1 else None
 

@@ -21,6 +21,8 @@ _DEEPEST: Final = 64
 _MOST_COMMAND_BYTES: Final = 256 * 1024
 _MOST_ENVIRONMENT_BYTES: Final = 1024 * 1024
 _MOST_MOUNT_BYTES: Final = 256 * 1024
+# Of a machine with thousands of interrupts.
+_MOST_STAT_BYTES: Final = 1024 * 1024
 _KEY_VARIABLE: Final = "VLLM_API_KEY"
 _START_FIELD: Final = 19  # of those after the name, which may hold anything
 
@@ -81,6 +83,14 @@ class ProcessTable:
         if known is None:
             known = self._details[program] = self._read_details(process.pid)
         return known
+
+    def start_unix_seconds(self, process: ProcessReading) -> float | None:
+        """Return when *process* started; ``None`` where the machine's boot is not told."""
+        for line in read_proc_text(f"{self._root}/stat", _MOST_STAT_BYTES).splitlines():
+            name, _, seconds = line.partition(" ")
+            if name == "btime" and seconds.isdecimal():
+                return int(seconds) + process.started_ticks / os.sysconf("SC_CLK_TCK")
+        return None
 
     def own_pids(
         self, pids: Iterable[int], processes: Mapping[int, ProcessReading]

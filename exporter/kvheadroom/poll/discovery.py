@@ -128,6 +128,10 @@ class Discovery:
         ranked = [_with_ranks(server, owners, devices, engines, processes) for server in found]
         self._past = match_servers(self._past, ranked)
         self._closely = frozenset(pid for server in ranked for pid in (server.pid, *server.ranks))
+        places = {pid: rank for server in ranked for pid, rank in server.ranks.items()}
+        owners = {
+            pid: replace(owner, rank=places.get(pid, owner.rank)) for pid, owner in owners.items()
+        }
         named = self._named(owners, processes)
         return Discovered(
             self._past.living, MappingProxyType({pid: named[own_pids[pid]] for pid in holds})

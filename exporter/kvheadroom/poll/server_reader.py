@@ -51,6 +51,8 @@ _PLACE_VARIABLES: Final = frozenset(
     }
 )
 _MOST_CONFIG_BYTES: Final = 1024 * 1024
+# From a server's start until it has read its configuration.
+_READING_SECONDS: Final = 2.0
 # A model that is being downloaded appears some time after its server.
 _LOOKS_BETWEEN_SEARCHES: Final = 6
 
@@ -64,6 +66,7 @@ class _Known:
         details: What else ``/proc`` told.
         command: What it was told; ``None`` with a *problem*.
         problem: Why the command is unknown.
+        by_words: What its words alone say, whatever is in a file.
         api_key: What opens its doors.
         model: Its model's files, once found.
         looks: Looks since the model was last searched for.
@@ -74,6 +77,7 @@ class _Known:
     details: ProcessDetails
     command: ServeCommand | None
     problem: str | None
+    by_words: ServeCommand | None
     api_key: Secret | None
     model: ModelFiles | None = None
     looks: int = _LOOKS_BETWEEN_SEARCHES
@@ -167,7 +171,7 @@ class ServerReader:
         return FoundServer(
             pid=process.pid,
             started_ticks=process.started_ticks,
-            address=self._address(process, details, command, doors),
+            address=self._address(process, known, command, doors),
             fingerprint=self._fingerprint(process, known),
             command=command,
             problem=known.problem,
@@ -203,13 +207,17 @@ class ServerReader:
 
         def read_config(path: str) -> Mapping[str, Any]:
             nonlocal config
-            config = self._read_yaml(root.find_file(path, _MOST_CONFIG_BYTES))
+            file = root.find_file(path, _MOST_CONFIG_BYTES)
+            self._refuse_if_newer(file, path, process)
+            config = self._read_yaml(file)
             return config
 
         argv = process.argv
         words = argv if is_server_command(argv) else launcher_arguments(argv)
         command, problem = None, None
+        by_words: ServeCommand | None = None
         try:
+            by_words = parse_serve_command(words, read_config=lambda _: {})
             command = parse_serve_command(words, read_config=read_config)
         except ConfigError as error:
             problem = str(error)
@@ -218,7 +226,21 @@ class ServerReader:
             sizing = {name: value for name, value in given if name in SIZING_VARIABLES}
             command = replace(command, environment=MappingProxyType(sizing))
         key = find_api_key(words, config=config, from_environment=details.api_key)
-        return _Known(argv, details, command, problem, key)
+        return _Known(argv, details, command, problem, by_words, key)
+
+    def _refuse_if_newer(self, file: Path, path: str, process: ProcessReading) -> None:
+        """Refuse a file that was changed after *process* read it.
+
+        Raises:
+            ConfigError: It says what the next start will be told.
+        """
+        started = self.table.start_unix_seconds(process)
+        try:
+            is_newer = started is not None and file.stat().st_mtime > started + _READING_SECONDS
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        if is_newer:
+            raise ConfigError(f"{path}: changed since the server started; what it was told is lost")
 
     def _fingerprint(self, process: ProcessReading, known: _Known, rank: int | None = None) -> str:
         return fingerprint(
@@ -231,16 +253,21 @@ class ServerReader:
     def _address(
         self,
         process: ProcessReading,
-        details: ProcessDetails,
+        known: _Known,
         command: ServeCommand | None,
         doors: Sequence[ProcessReading],
     ) -> ServerAddress:
         start = (process.pid, process.started_ticks)
-        known = self._addresses.get(start)
+        before = self._addresses.get(start)
         # A socket stays where it is as long as its process lives.
-        if known is not None and (known.is_listening or known.url is None):
-            return known
-        address = server_address(command, self._listening(process, details, doors))
+        if before is not None and (before.is_listening or before.url is None):
+            return before
+        is_launcher = not is_server_command(process.argv) and parse_title(process) is None
+        address = server_address(
+            command or known.by_words,
+            self._listening(process, known.details, doors),
+            may_be_elsewhere=is_launcher or command is None,
+        )
         self._addresses[start] = address
         return address
 
@@ -260,7 +287,9 @@ class ServerReader:
         held = [socket_inodes(self._proc, door.pid) for door in doors]
         if any(inodes is None for inodes in held):
             return None
-        inodes = frozenset().union(*(one for one in held if one is not None))
+        known_inodes = [one for one in held if one is not None]
+        # What API servers share is their door; what one of them has beside it is not.
+        inodes = frozenset.intersection(*known_inodes) or frozenset().union(*known_inodes)
         return tuple(socket for socket in sockets if socket.inode in inodes)
 
     def _search_model(self, known: _Known, process: ProcessReading) -> None:
