@@ -19,7 +19,8 @@ from tests.parts.fake_nvml import FakeNvml, compile_library, gpu
 
 from bench.figures import Figure
 from kvheadroom.faces.exposition import Exposition
-from kvheadroom.live.engine_view import EngineFacts, ViewOptions
+from kvheadroom.live.engine_facts import EngineFacts
+from kvheadroom.live.engine_view import ViewOptions
 from kvheadroom.live.snapshot import Snapshot
 from kvheadroom.node.vllm import EngineTarget, VllmSource
 from kvheadroom.poll.server_watch import ServerWatch

@@ -8,7 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from kvheadroom.faces.exposition import Exposition
 from kvheadroom.live.capacity import Capacity
-from kvheadroom.live.engine_view import EngineFacts, EnginePast, ViewOptions, view_engine
+from kvheadroom.live.card_view import view_cards
+from kvheadroom.live.engine_facts import EngineFacts
+from kvheadroom.live.engine_view import EnginePast, ViewOptions, view_engine
 from kvheadroom.live.snapshot import ServerView, Snapshot
 from kvheadroom.poll.health import failed, succeeded, unpolled
 from kvheadroom.readings import EngineReading, GpuProcess, GpuReading, ServerReading
@@ -183,7 +185,7 @@ CARD = GpuReading(
 
 def test_a_gpus_memory_adds_up() -> None:
     """total = reserved + used + free, as NVML's second version defines it."""
-    page = render_text(Snapshot(gpus=(CARD,), driver_version="590.48.01"))
+    page = render_text(Snapshot(cards=view_cards((CARD,), (), {}, {}), driver_version="590.48.01"))
     memory = [
         value_in(page, f"kvheadroom_gpu_memory_{part}_bytes", {"gpu": "0", "uuid": "GPU-1"})
         for part in ("reserved", "used", "free", "total")
@@ -195,7 +197,7 @@ def test_a_gpus_memory_adds_up() -> None:
 
 def test_a_reading_the_gpu_does_not_give_is_named_and_absent() -> None:
     """Unknown is absent; the reason stands beside it."""
-    page = render_text(Snapshot(gpus=(CARD,)))
+    page = render_text(Snapshot(cards=view_cards((CARD,), (), {}, {})))
 
     unavailable = {"reading": "power_watts", "reason": "not_supported"}
     assert value_in(page, "kvheadroom_gpu_power_watts", {}) is None
@@ -206,7 +208,7 @@ def test_process_memory_is_absent_while_one_process_does_not_tell() -> None:
     """A sum with a hole in it would read as the whole."""
     hole = GpuReading(gpu="0", uuid="U", processes=(GpuProcess(7, GIB), GpuProcess(8, None)))
 
-    page = render_text(Snapshot(gpus=(hole,)))
+    page = render_text(Snapshot(cards=view_cards((hole,), (), {}, {})))
 
     assert value_in(page, "kvheadroom_gpu_process_memory_bytes", {}) is None
     assert value_in(page, "kvheadroom_gpu_processes", {}) == 2

@@ -2,6 +2,7 @@ from dataclasses import dataclass
 
 from kvheadroom.errors import SourceError
 from kvheadroom.faces.series import snapshot_series
+from kvheadroom.live.card_view import view_cards
 from kvheadroom.live.snapshot import Snapshot
 from kvheadroom.poll.gpu_watch import GpuWatch
 from kvheadroom.readings import GpuProcess, GpuReading, NvmlReading, SourceFailure, SourceHealth
@@ -107,7 +108,7 @@ def served(*gpus: GpuReading) -> dict[tuple[str, str], float]:
     """Return the value of each GPU family by name and GPU."""
     return {
         (spec.name, labels[0]): value
-        for spec, labels, value in snapshot_series(Snapshot(gpus=gpus))
+        for spec, labels, value in snapshot_series(Snapshot(cards=view_cards(gpus, (), {}, {})))
         if "_gpu_" in spec.name
     }
 

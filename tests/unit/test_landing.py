@@ -6,8 +6,9 @@ import pytest
 
 from kvheadroom.errors import Reason
 from kvheadroom.faces import landing
+from kvheadroom.live.card_view import view_cards
+from kvheadroom.live.engine_facts import EngineFacts
 from kvheadroom.live.engine_view import (
-    EngineFacts,
     EnginePast,
     EngineView,
     ViewOptions,
@@ -183,7 +184,9 @@ def test_a_gpu_shows_its_memory_in_binary_units() -> None:
     """12,288 MiB is 12 GiB."""
     card = GpuReading(gpu="0", uuid="U", total_bytes=12_288 * 1024**2)
 
-    cells = Parsed(landing.render("1", "/metrics", Snapshot(gpus=(card,)))).cells
+    cells = Parsed(
+        landing.render("1", "/metrics", Snapshot(cards=view_cards((card,), (), {}, {})))
+    ).cells
 
     assert "12.00 GiB" in cells
     assert cells.count("unknown") == 3

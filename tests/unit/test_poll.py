@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from kvheadroom.errors import SourceError
-from kvheadroom.live.engine_view import EngineFacts, ViewOptions
+from kvheadroom.live.engine_facts import EngineFacts
+from kvheadroom.live.engine_view import ViewOptions
 from kvheadroom.live.snapshot import Snapshot
 from kvheadroom.poll import publisher
 from kvheadroom.poll.health import Failed, Succeeded, attempt
-from kvheadroom.poll.node import NodeWatch, WatchedServer
+from kvheadroom.poll.node import NodeWatch
 from kvheadroom.poll.publisher import HOLD_SECONDS, Publisher
 from kvheadroom.poll.schedule import PollSchedule
+from kvheadroom.poll.server_set import WatchedServer
 from kvheadroom.poll.server_watch import ServerWatch
 from kvheadroom.readings import EngineReading, ServerReading
 

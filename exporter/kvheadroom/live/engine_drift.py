@@ -17,7 +17,11 @@ from kvheadroom.readings import EngineReading, ProcessBoot
 
 
 def engine_drift(
-    reading: EngineReading, capacity: Capacity | None, facts: EngineFacts, *, version: Version | None
+    reading: EngineReading,
+    capacity: Capacity | None,
+    facts: EngineFacts,
+    *,
+    version: Version | None,
 ) -> CapacityDrift | None:
     """Return how far the engine's computed capacity is from the reported one.
 

@@ -14,7 +14,7 @@ from kvheadroom.live.engine_drift import engine_drift
 from kvheadroom.live.engine_facts import EngineFacts
 from kvheadroom.live.forecast import ForecastPast, observe_usage
 from kvheadroom.live.headroom import Headroom, engine_headroom
-from kvheadroom.live.preemption import PoolSize, PreemptionPast, observe_preemptions
+from kvheadroom.live.preemption import PreemptionPast, observe_preemptions
 from kvheadroom.live.pressure import Pressure, PressurePast, observe_pressure
 from kvheadroom.live.stall import StallPast, observe_stall
 from kvheadroom.live.traffic import TrafficLengths, TrafficWindow, lengths, observe
@@ -259,7 +259,6 @@ def _judge(
         past.inferred,
         reading,
         at_seconds=at_seconds,
-        capacity=_pool_size(capacity),
         max_num_seqs=facts.rules.max_num_seqs,
         restarted=restarted,
     )
@@ -306,12 +305,6 @@ def _restarted(past: EnginePast, reading: EngineReading, server: ServerReading) 
     if started_anew(past.started_unix_seconds, server.started_unix_seconds):
         return True
     return past.reading is not None and counters_fell(past.reading, reading)
-
-
-def _pool_size(capacity: Capacity | None) -> PoolSize | None:
-    if capacity is None or capacity.block_tokens is None or not capacity.usable_blocks:
-        return None
-    return PoolSize(capacity.usable_blocks, capacity.block_tokens)
 
 
 def _capacity(

@@ -94,7 +94,11 @@ def _tenant(
     rank = rank or owner.owner.rank
     watched = servers.get(key)
     data = str(rank.data or 0) if rank else "0"
-    view = next((one for one in watched.engines if one.reading.rank == data), None) if watched else None
+    view = (
+        next((one for one in watched.engines if one.reading.rank == data), None)
+        if watched
+        else None
+    )
     name = view.engine if view else engine_id(key, data, watched.facts.name if watched else None)
     own_pid = owner.namespace_pid
     return GpuTenant(ProcessOwner("engine", name), key, rank, own_pid)

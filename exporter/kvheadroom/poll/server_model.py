@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvheadroom.engine.defaults import resolve_options
 from kvheadroom.engine.flags import ServeCommand
 from kvheadroom.engine.options import Device, EngineOptions
 from kvheadroom.engine.overrides import with_overrides
 from kvheadroom.engine.rank_weights import rank_weights
 from kvheadroom.engine.versions import Version, parse_version
-from kvheadroom.engine.defaults import resolve_options
 from kvheadroom.errors import KvHeadroomError
 from kvheadroom.live.admission import AdmissionRules
 from kvheadroom.model.config import read_model

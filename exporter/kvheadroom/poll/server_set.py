@@ -165,9 +165,7 @@ class ServerSet:
             known.is_there = False
             if now - known.seen_seconds > self._options.traffic_window_seconds:
                 del self._found[server_id]
-        there = {
-            one.watched.key: one.server for one in self._found.values() if one.is_there
-        }
+        there = {one.watched.key: one.server for one in self._found.values() if one.is_there}
         self.found = MappingProxyType({**self.found, **there})
 
     def _apply(self) -> None:
