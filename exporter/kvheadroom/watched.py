@@ -1,10 +1,9 @@
 """How each kind of vLLM server is watched: configured, listed, or found on this machine."""
 
 from pathlib import Path
-from typing import Final
 
 from kvheadroom.live.found_servers import FoundServer
-from kvheadroom.node.engine_url import EngineUrl, parse_engine_url
+from kvheadroom.node.engine_url import parse_engine_url
 from kvheadroom.node.log_follow import LogFollower, open_log
 from kvheadroom.node.log_place import find_log
 from kvheadroom.node.target_lists import ListedServer, TargetFiles, TargetUrl
@@ -15,8 +14,6 @@ from kvheadroom.poll.server_set import WatchedServer
 from kvheadroom.poll.target_watch import TargetList
 from kvheadroom.settings import EngineSettings, Settings
 from kvheadroom.strict_yaml import load_value
-
-_LOOPBACK_NAMES: Final = ("127.0.0.1", "[::1]", "localhost")
 
 
 def configured_server(engine: EngineSettings, settings: Settings) -> WatchedServer:
@@ -45,7 +42,6 @@ def configured_server(engine: EngineSettings, settings: Settings) -> WatchedServ
         source=VllmSource(target, deadline_seconds=settings.poll_timeout_seconds),
         facts=facts,
         notice=facts.notice,
-        doors=_doors(url),
         log=log,
     )
 
@@ -114,10 +110,3 @@ def _found_log(server_id: str, found: FoundServer, settings: Settings) -> LogWat
 
 def _log(name: str, place: str) -> LogWatch:
     return LogWatch(name, LogFollower(open_log(place)))
-
-
-def _doors(url: EngineUrl) -> frozenset[str]:
-    """Return every way to write the address, as a server that is found may be called."""
-    if not url.is_loopback:
-        return frozenset({url.netloc})
-    return frozenset(f"{name}:{url.port}" for name in _LOOPBACK_NAMES)

@@ -7,6 +7,9 @@ Kind = Literal["gauge", "counter", "info"]
 
 PREFIX: Final = "kvheadroom_"
 
+#: One series: its family, its label values in the family's order, its value.
+Series = tuple["MetricSpec", tuple[str, ...], float]
+
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
@@ -189,9 +192,9 @@ GPU_LEDGER_BYTES = _metric(
     "gpu_ledger_bytes",
     "gauge",
     "Who holds the device's memory and for what; the parts of a device add up to its total. owner "
-    "is an engine, other, or empty for what belongs to nobody (reserved, free, unexplained). "
-    "source says where the figure came from: nvml, engine, log, computed, measured, configured or "
-    "estimated. " + _INSTEAD_OF_MIG,
+    "is an engine, a program, or empty for what belongs to the device (reserved, free). A KV pool "
+    "is told as kv_used and kv_free while its usage is known. source says where the figure came "
+    "from: measured (NVML), engine, log, computed, configured or estimated. " + _INSTEAD_OF_MIG,
     (*_GPU, "owner", "component", "source"),
     "bytes",
 )
@@ -241,8 +244,13 @@ ENGINE_INFO = _metric(
     "engine_info",
     "info",
     "Identity of a vLLM engine; always 1. kv_layout says how blocks relate to tokens: uniform, "
-    "hybrid, assumed_uniform, none (an encoder) or unknown.",
-    (*_ENGINE, "target", "model", "vllm_version", "kv_cache_dtype", "kv_layout"),
+    "hybrid, assumed_uniform, none (an encoder) or unknown. budget says how much of its memory is "
+    "computed: full, or what is not known of it: command, model or weights.",
+    (
+        *_ENGINE,
+        *("target", "model", "vllm_version", "kv_cache_dtype", "kv_layout"),
+        *("tensor_parallel", "budget"),
+    ),
 )
 ENGINE_REQUESTS_RUNNING = _metric(
     "engine_requests_running", "gauge", "Requests being run (vllm:num_requests_running).", _ENGINE
@@ -290,12 +298,12 @@ ENGINE_MAX_NUM_SEQS = _metric(
     "command line is known.",
     _ENGINE,
 )
-ENGINE_RESTART_BLOCKED = _metric(
-    "engine_restart_blocked",
+SERVER_RESTART_BLOCKED = _metric(
+    "server_restart_blocked",
     "gauge",
-    "1 if the engine would be refused for lack of free memory on this device if it were restarted "
-    "now, else 0; absent while its claim or the free memory is unknown.",
-    (*_ENGINE, *_GPU),
+    "1 if the vLLM server would be refused for lack of free memory on this device if it were "
+    "restarted now, else 0; absent while its claim or the free memory is unknown.",
+    ("server", *_GPU),
     "bool_yes_no",
 )
 ENGINE_GPU_INFO = _metric(
@@ -326,8 +334,9 @@ BUDGET_BYTES = _metric(
     "budget_bytes",
     "gauge",
     "What an engine's memory on a device is meant for, before it is measured. component is "
-    "weights, activation, non_torch, cuda_graph, kv, context or margin; source is log, computed, "
-    "engine, configured or estimated.",
+    "weights, activation, non_torch, cuda_graph, kv, context or margin (what these leave of its "
+    "share; the context lies outside of it); source is log, computed, engine, configured or "
+    "estimated.",
     (*_GPU, "engine", "component", "source"),
     "bytes",
 )

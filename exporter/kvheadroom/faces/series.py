@@ -6,15 +6,15 @@ from typing import get_args
 
 from kvheadroom import __version__
 from kvheadroom.faces import catalogue as c
-from kvheadroom.faces.catalogue import MetricSpec
+from kvheadroom.faces.catalogue import MetricSpec, Series
+from kvheadroom.faces.gpu_series import card_series
 from kvheadroom.live.engine_view import EngineView, is_asleep
+from kvheadroom.live.pressure import Limit
 from kvheadroom.live.snapshot import ServerView, Snapshot
-from kvheadroom.readings import GpuReading, SilentReason, SourceHealth
-
-#: One series: its family, its label values in the family's order, its value.
-Series = tuple[MetricSpec, tuple[str, ...], float]
+from kvheadroom.readings import SilentReason, SourceHealth
 
 _SILENT_REASONS: tuple[SilentReason, ...] = get_args(SilentReason)
+_LIMITS: tuple[Limit, ...] = get_args(Limit)
 
 
 def snapshot_series(snapshot: Snapshot) -> Iterator[Series]:
@@ -28,9 +28,8 @@ def snapshot_series(snapshot: Snapshot) -> Iterator[Series]:
         yield from _source(source)
     for server in snapshot.servers:
         yield from _server(server)
-    partitioned = {gpu.gpu.split(":")[0] for gpu in snapshot.gpus if ":" in gpu.gpu}
-    for gpu in snapshot.gpus:
-        yield from _gpu(gpu, snapshot.driver_version, partitioned=gpu.gpu in partitioned)
+    for card in snapshot.cards:
+        yield from card_series(card, snapshot.driver_version)
     for engine in snapshot.engines:
         yield from _engine(engine)
 
@@ -66,34 +65,6 @@ def _server(server: ServerView) -> Iterator[Series]:
         yield c.ENDPOINT_UP, (server.target, endpoint), float(failure is None)
 
 
-def _gpu(gpu: GpuReading, driver_version: str | None, *, partitioned: bool) -> Iterator[Series]:
-    at = (gpu.gpu, gpu.uuid)
-    identity = (gpu.name or "", driver_version or "", gpu.mig_profile or "")
-    yield c.GPU_INFO, (*at, *identity), 1
-    # The same bytes are told by its MIG devices, and a sum over devices must not count them twice.
-    if not partitioned:
-        yield from _gpu_memory(gpu)
-    yield from _known(c.GPU_UTILIZATION_RATIO, at, gpu.utilization_ratio)
-    yield from _known(c.GPU_TEMPERATURE_CELSIUS, at, gpu.temperature_celsius)
-    yield from _known(c.GPU_POWER_WATTS, at, gpu.power_watts)
-    for reading, reason in gpu.unavailable.items():
-        yield c.GPU_READING_UNAVAILABLE, (*at, reading, reason), 1
-
-
-def _gpu_memory(gpu: GpuReading) -> Iterator[Series]:
-    at = (gpu.gpu, gpu.uuid)
-    yield from _known(c.GPU_MEMORY_TOTAL_BYTES, at, gpu.total_bytes)
-    yield from _known(c.GPU_MEMORY_RESERVED_BYTES, at, gpu.reserved_bytes)
-    yield from _known(c.GPU_MEMORY_USED_BYTES, at, gpu.used_bytes)
-    yield from _known(c.GPU_MEMORY_FREE_BYTES, at, gpu.free_bytes)
-    if gpu.processes is not None:
-        yield c.GPU_PROCESSES, at, len(gpu.processes)
-        held = [process.used_bytes for process in gpu.processes if process.used_bytes is not None]
-        # A sum over processes of which one is unknown would read as the whole.
-        if len(held) == len(gpu.processes):
-            yield c.GPU_PROCESS_MEMORY_BYTES, (*at, "other"), sum(held)
-
-
 def _engine(view: EngineView) -> Iterator[Series]:
     at = (view.engine,)
     reading, capacity = view.reading, view.capacity
@@ -106,6 +77,8 @@ def _engine(view: EngineView) -> Iterator[Series]:
             view.vllm_version or "",
             (reading.cache_config or {}).get("cache_dtype", ""),
             capacity.layout if capacity else "unknown",
+            str(view.facts.tensor_parallel),
+            budget_source(view),
         ),
         1,
     )
@@ -117,7 +90,11 @@ def _engine(view: EngineView) -> Iterator[Series]:
         yield from _known(
             c.ENGINE_REQUESTS_WAITING, (view.engine, "unknown"), reading.requests_waiting
         )
+    yield from _known(c.ENGINE_REQUESTS_PREEMPTED, at, view.requests_preempted)
+    yield from _known(c.ENGINE_MAX_NUM_SEQS, at, view.facts.rules.max_num_seqs)
     yield from _known(c.ENGINE_PREEMPTIONS_TOTAL, at, view.preemptions_total)
+    yield from _known(c.ENGINE_PREEMPTIONS_INFERRED_TOTAL, at, view.preemptions_inferred_total)
+    yield from _known(c.ENGINE_STALLED, at, view.stalled)
     yield c.ENGINE_RESTARTS_TOTAL, at, view.restarts
     if reading.sleep_state is not None:
         yield c.ENGINE_ASLEEP, at, float(is_asleep(reading))
@@ -135,6 +112,11 @@ def _capacity(view: EngineView) -> Iterator[Series]:
         yield from _known(c.KV_CAPACITY_TOKENS, (view.engine, source), capacity.tokens)
     yield from _known(c.KV_CAPACITY_BYTES, at, capacity.bytes)
     yield from _known(c.KV_BYTES_PER_BLOCK, at, capacity.bytes_per_block)
+    yield from _known(c.KV_CAPACITY_DRIFT_RATIO, at, view.drift.ratio if view.drift else None)
+    change = view.boot_change
+    if change is not None:
+        versions = (change.before_version or "", change.now_version or "")
+        yield c.KV_CAPACITY_BOOT_CHANGE_RATIO, (view.engine, *versions), change.ratio
 
 
 def _headroom(view: EngineView) -> Iterator[Series]:
@@ -143,8 +125,13 @@ def _headroom(view: EngineView) -> Iterator[Series]:
     encoder = view.capacity is not None and view.capacity.layout == "none"
     if not encoder and not is_asleep(view.reading):
         yield from _known(c.KV_USED_RATIO, at, view.reading.kv_used_ratio)
+    binding = view.pressure.binding if view.pressure else None
+    if binding is not None:
+        for limit in _LIMITS:
+            yield c.HEADROOM_LIMIT, (view.engine, limit), float(limit == binding)
     if headroom is None:
         return
+    yield from _known(c.HEADROOM_EXHAUSTION_SECONDS, at, view.exhaustion_seconds)
     yield from _known(c.KV_USED_BYTES, at, headroom.used_bytes)
     yield c.HEADROOM_BLOCKS, at, headroom.free_blocks
     yield from _known(c.HEADROOM_TOKENS, at, headroom.free_tokens)
@@ -153,3 +140,13 @@ def _headroom(view: EngineView) -> Iterator[Series]:
         yield c.HEADROOM_REQUESTS, (view.engine, context), requests
     for context, tokens in headroom.context_tokens.items():
         yield c.HEADROOM_CONTEXT_TOKENS, (view.engine, context), tokens
+
+
+def budget_source(view: EngineView) -> str:
+    """Return how much of the engine's memory can be computed, or what is missing for it."""
+    facts = view.facts
+    if facts.layers is None:
+        return "model"
+    if facts.options is None:
+        return "command"
+    return "full" if facts.stage_weights_bytes is not None else "weights"

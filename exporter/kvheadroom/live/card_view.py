@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from kvheadroom.live.claims import CardClaims, Claim, card_claims
 from kvheadroom.live.engine_ranks import parts_of_rank
 from kvheadroom.live.engine_view import is_asleep
-from kvheadroom.live.intruders import IntruderPast, observe_intruders
+from kvheadroom.live.intruders import Intruder, IntruderPast, observe_intruders
 from kvheadroom.live.ledger import Ledger, NoLedger, ProcessOwner, RankOnCard, gpu_ledger
 from kvheadroom.live.rank_places import GpuTenant, PlacedRank, ServerOnNode, rank_places
 from kvheadroom.readings import GpuProcess, GpuReading
@@ -24,7 +24,9 @@ class CardView:
         engines: Engines that run on it.
         owners: Pid → whose it is, for the processes on it.
         ranks: The engines' ranks on it and their parts.
-        intruders: Who took memory beside the engines.
+        intruders: Who took memory beside the engines; ``None`` where no engine runs, or the driver
+            does not list the processes.
+        past: What to hand in at the next look.
         is_divided: It is cut into MIG devices, which tell its memory instead.
     """
 
@@ -34,7 +36,8 @@ class CardView:
     engines: tuple[str, ...] = ()
     owners: Mapping[int, ProcessOwner] = field(default_factory=dict)
     ranks: tuple[RankOnCard, ...] = ()
-    intruders: IntruderPast = IntruderPast()
+    intruders: tuple[Intruder, ...] | None = None
+    past: IntruderPast = field(default_factory=IntruderPast)
     is_divided: bool = False
 
 
@@ -77,6 +80,7 @@ def _card(
     ranks = tuple(_rank(place) for place in places)
     listed = {process.pid: process for process in gpu.processes or ()}
     owners = {pid: processes[pid].owner for pid in listed if pid in processes}
+    after = observe_intruders(past, gpu, owners)
     claims = [
         claim
         for place, rank in zip(places, ranks, strict=True)
@@ -91,7 +95,8 @@ def _card(
         engines=tuple(dict.fromkeys(rank.engine for rank in ranks)),
         owners=owners,
         ranks=ranks,
-        intruders=observe_intruders(past, gpu, owners),
+        intruders=after.intruders if gpu.processes is not None and after.was_watched else None,
+        past=after,
         is_divided=is_divided,
     )
 

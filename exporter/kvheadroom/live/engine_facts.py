@@ -1,6 +1,6 @@
 """What is known of a server's engines without asking them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvheadroom.engine.options import EngineOptions
 from kvheadroom.live.admission import AdmissionRules
@@ -34,7 +34,7 @@ class EngineFacts:
     draft: ModelLayers | None = None
     tensor_parallel: int = 1
     options: EngineOptions | None = None
-    rules: AdmissionRules = AdmissionRules()
+    rules: AdmissionRules = field(default_factory=AdmissionRules)
     stage_weights_bytes: tuple[int, ...] | None = None
     boot: BootReading | None = None
     earlier_boot: BootReading | None = None

@@ -89,7 +89,7 @@ class EngineView:
     traffic: TrafficLengths | None
     preemptions_total: float | None
     restarts: int
-    facts: EngineFacts = EngineFacts()
+    facts: EngineFacts = field(default_factory=EngineFacts)
     requests_preempted: int | None = None
     preemptions_inferred_total: int | None = None
     stalled: bool | None = None

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvheadroom.engine.options import Device
@@ -28,7 +28,7 @@ class ServerSurroundings:
     """
 
     found: FoundServer | None = None
-    device: Device = Device()
+    device: Device = field(default_factory=Device)
 
 
 class EngineFactsSource:

@@ -60,7 +60,7 @@ class NodeJudge:
             for pid, owner in discovered.owners.items()
         }
         cards = view_cards(gpus, servers, tenants, self._intruders)
-        self._intruders = {card.gpu.uuid: card.intruders for card in cards}
+        self._intruders = {card.gpu.uuid: card.past for card in cards}
         return cards
 
     def engines(self, outcomes: Mapping[str, ServerOutcome]) -> tuple[EngineView, ...]:

@@ -1,7 +1,7 @@
 """Work out what a server's files and command make of it: layers, settings, weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,7 +50,7 @@ class ServerModel:
     layers: ModelLayers | None = None
     draft: ModelLayers | None = None
     options: EngineOptions | None = None
-    rules: AdmissionRules = AdmissionRules()
+    rules: AdmissionRules = field(default_factory=AdmissionRules)
     stage_weights_bytes: tuple[int, ...] | None = None
     problem: str | None = None
 

@@ -9,6 +9,7 @@ from kvheadroom.engine.options import Device
 from kvheadroom.live.engine_facts import EngineFacts
 from kvheadroom.live.engine_view import ViewOptions
 from kvheadroom.live.found_servers import FoundServer
+from kvheadroom.live.server_address import is_same_door
 from kvheadroom.node.target_lists import ListedServer
 from kvheadroom.poll.discovery import Discovered
 from kvheadroom.poll.facts import ServerSurroundings
@@ -26,12 +27,12 @@ class WatchedServer:
     """One vLLM server to watch.
 
     Attributes:
-        key: What makes it the same server after a reload, so that its history is kept.
+        key: What makes it the same server after a reload, so that its history is kept: its
+            ``host:port`` and path, or the id of a found one.
         connection: How it is reached; while it is the same, the source in use is kept.
         source: The server, nothing sent to it yet.
         facts: What is known of its engines, given its latest answer; ``None`` before the first.
         notice: Takes what a look at the node found of it.
-        doors: Every ``host:port`` that is this server, to know it among those that are found.
         log: Its startup log; ``None`` without one.
     """
 
@@ -40,7 +41,6 @@ class WatchedServer:
     source: ServerSource
     facts: Callable[[ServerReading | None], EngineFacts]
     notice: Callable[[ServerSurroundings], None] = _ignore
-    doors: frozenset[str] = frozenset()
     log: LogWatch | None = None
 
 
@@ -130,7 +130,8 @@ class ServerSet:
         found: dict[str, FoundServer] = {}
         for server in (*self._configured, *self._listed.values()):
             match = next(
-                (key for key, one in servers.items() if one.address.name in server.doors), None
+                (key for key, one in servers.items() if is_same_door(one.address.name, server.key)),
+                None,
             )
             one = servers[match] if match is not None else None
             if match is not None and one is not None:
@@ -152,7 +153,8 @@ class ServerSet:
                 self._found.pop(server_id, None)
                 continue
             known = self._found.get(server_id)
-            if known is None and not server.address.is_listening:
+            # A stranger on that port would be sent its key.
+            if known is None and server.address.is_listening is False:
                 continue
             if known is None or _moved(known.server, server):
                 watched = self._make(server_id, server)

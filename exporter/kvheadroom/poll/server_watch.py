@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kvheadroom.live.engine_facts import EngineFacts
@@ -48,7 +48,7 @@ class ServerOutcome:
     health: SourceHealth
     server: ServerView | None = None
     engines: tuple[EngineView, ...] = ()
-    facts: EngineFacts = EngineFacts()
+    facts: EngineFacts = field(default_factory=EngineFacts)
 
 
 class ServerWatch:
