@@ -7,9 +7,10 @@ from kvheadroom.model.weights.attention import Heads, grouped_attention
 from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
 from kvheadroom.model.weights.feed_forward import gated, layer, plain
 from kvheadroom.model.weights.fields import Fields
-from kvheadroom.model.weights.parts import Part, Ranks, Tensor
+from kvheadroom.model.weights.parts import Part, Ranks, Tensor, norm
 
 _TIED: Final = {"tie_word_embeddings": True}
+_HEADS_OF_128: Final = {"head_dim": 128}
 
 
 def _llama_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
@@ -37,6 +38,36 @@ def _chatglm_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
     )(c, r, index)
 
 
+def _telechat2_biases(c: Fields, _r: Ranks, _layer: int) -> list[Part]:
+    """Return the biases of the two projections that lead back into the residual."""
+    return [Tensor(2 * c.hidden)]
+
+
+def _telechat2_width(c: Fields) -> int:
+    return c.whole("ffn_hidden_size", "intermediate_size")
+
+
+def _step1_heads(c: Fields, _layer: int) -> Heads:
+    kv = c.count("num_attention_groups", "num_key_value_heads")
+    dim = c.hidden // c.heads
+    return Heads(c.heads, kv or 1, dim, dim)
+
+
+def _outer_norms(c: Fields, _r: Ranks, _layer: int) -> list[Part]:
+    return [norm(2 * c.hidden)] if c.says("use_post_norm") else []
+
+
+def has_sinks(c: Fields, _layer: int) -> bool:
+    """Return whether a Granite model's heads attend to learned sinks."""
+    stated = c.get("attention_sinks")
+    return bool(c.get("layer_types")) if stated is None else bool(stated)
+
+
+def _qwen_width(c: Fields) -> int:
+    # The file states both halves of the gated layer together.
+    return c.whole("intermediate_size") // 2
+
+
 def _apertus_activation(_c: Fields, _r: Ranks, _layer: int) -> list[Part]:
     return [Tensor(2)]
 
@@ -47,8 +78,15 @@ _QWEN3: Final = layer(
     gated(),
 )
 _GRANITE: Final = layer(
+    grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias", sinks=has_sinks),
+    gated(bias="mlp_bias"),
+)
+_SMOLLM3: Final = layer(
     grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"),
     gated(bias="mlp_bias"),
+)
+_CHATGLM: Final = Family(
+    layer(_chatglm_attention, gated("ffn_hidden_size", bias="add_bias_linear")), EVERY_STAGE
 )
 _QWEN2: Final = Family(layer(grouped_attention(qkv_bias=True), gated()))
 _OLMO2: Final = Family(
@@ -93,7 +131,8 @@ DENSE: Final[Mapping[str, Family]] = {
     "Qwen3ForCausalLM": Family(_QWEN3),
     "Qwen3Model": Family(_QWEN3),
     "GraniteForCausalLM": Family(_GRANITE),
-    "SmolLM3ForCausalLM": Family(_GRANITE, defaults=_TIED),
+    "GraniteSWAForCausalLM": Family(_GRANITE, defaults=_TIED),
+    "SmolLM3ForCausalLM": Family(_SMOLLM3, defaults=_TIED),
     "Ernie4_5ForCausalLM": Family(
         layer(
             grouped_attention(qkv_bias="use_bias", output_bias="use_bias"), gated(bias="use_bias")
@@ -142,8 +181,38 @@ DENSE: Final[Mapping[str, Family]] = {
     "MiniCPMForCausalLM": Family(layer(grouped_attention(), gated()), EVERY_STAGE, _TIED),
     "MiMoForCausalLM": Family(_QWEN2.block),
     "SolarForCausalLM": _LLAMA,
-    "ChatGLMModel": Family(
-        layer(_chatglm_attention, gated("ffn_hidden_size", bias="add_bias_linear")),
-        EVERY_STAGE,
+    "ChatGLMModel": _CHATGLM,
+    "ChatGLMForConditionalGeneration": _CHATGLM,
+    "BaiChuanForCausalLM": _PLAIN_LLAMA,
+    "BaichuanForCausalLM": _PLAIN_LLAMA,
+    "CwmForCausalLM": Family(_PLAIN_LLAMA.block, defaults=_HEADS_OF_128),
+    "HyperCLOVAXForCausalLM": Family(
+        layer(
+            grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"),
+            gated(bias="mlp_bias"),
+            _outer_norms,
+        ),
+        defaults={"use_post_norm": True},
     ),
+    "IQuestCoderForCausalLM": _LLAMA,
+    "Ministral3ForCausalLM": Family(_LLAMA.block, defaults=_HEADS_OF_128),
+    "NanbeigeForCausalLM": _LLAMA,
+    "PanguEmbeddedForCausalLM": _LLAMA,
+    "QWenLMHeadModel": Family(
+        layer(grouped_attention(name="attn", qkv_bias=True), gated(_qwen_width)), EVERY_STAGE
+    ),
+    "Step1ForCausalLM": Family(
+        layer(
+            grouped_attention(
+                heads=_step1_heads, qkv_bias="attention_bias", output_bias="attention_bias"
+            ),
+            gated(bias="mlp_bias"),
+        )
+    ),
+    "TeleChat2ForCausalLM": Family(
+        layer(grouped_attention(), gated(_telechat2_width), _telechat2_biases)
+    ),
+    "TeleChat3ForCausalLM": _LLAMA,
+    "TeleFLMForCausalLM": _LLAMA,
+    "XverseForCausalLM": _LLAMA,
 }
