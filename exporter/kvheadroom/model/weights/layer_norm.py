@@ -33,6 +33,17 @@ def _falcon_width(c: Fields) -> int:
     return c.whole("ffn_hidden_size", default=4 * c.hidden)
 
 
+def _bigcode_layer(c: Fields, _r: Ranks, index: int) -> list[Part]:
+    """Return a layer that every rank holds whole: its class has no plan for dividing it."""
+    return layer(
+        grouped_attention(
+            name="attn", heads=_bigcode_heads, qkv_bias=True, output_bias=True, output="c_proj"
+        ),
+        plain(_gpt2_width, bias=True, lead_in="c_fc", lead_out="c_proj"),
+        norm_bias=True,
+    )(c, Ranks(), index)
+
+
 def _gpt2_width(c: Fields) -> int:
     return c.whole("n_inner", default=4 * c.hidden)
 
@@ -136,17 +147,7 @@ LAYER_NORM: Final[Mapping[str, Family]] = {
         every=lambda c, _r: [norm(c.hidden, bias=True)],
     ),
     "GPTBigCodeForCausalLM": Family(
-        layer(
-            grouped_attention(
-                name="attn",
-                heads=_bigcode_heads,
-                qkv_bias=True,
-                output_bias=True,
-                output="c_proj",
-            ),
-            plain(_gpt2_width, bias=True, lead_in="c_fc", lead_out="c_proj"),
-            norm_bias=True,
-        ),
+        _bigcode_layer,
         _SHIFTED,
         {"tie_word_embeddings": True, "multi_query": True},
         every=_gpt2_positions,

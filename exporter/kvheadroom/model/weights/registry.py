@@ -11,6 +11,8 @@ from kvheadroom.model.weights.gemma import GEMMA
 from kvheadroom.model.weights.hybrid import HYBRID
 from kvheadroom.model.weights.latent import LATENT
 from kvheadroom.model.weights.layer_norm import LAYER_NORM
+from kvheadroom.model.weights.pooling import POOLING
+from kvheadroom.model.weights.rotary_encoders import ROTARY_ENCODERS
 from kvheadroom.model.weights.vision import VISION
 
 _CAUSAL: Final = "ForCausalLM"
@@ -24,6 +26,8 @@ _CLASSIFIERS: Final = {
 FAMILIES: Final[Mapping[str, Family]] = {
     **_CLASSIFIERS,
     **_DECODERS,
+    **POOLING,
     **ENCODERS,
+    **ROTARY_ENCODERS,
     **VISION,
 }
