@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from kvheadroom.model.weights.bailing import BAILING
 from kvheadroom.model.weights.dense import DENSE
 from kvheadroom.model.weights.encoders import ENCODERS, classifying
 from kvheadroom.model.weights.experts import EXPERTS
@@ -16,7 +17,7 @@ from kvheadroom.model.weights.rotary_encoders import ROTARY_ENCODERS
 from kvheadroom.model.weights.vision import VISION
 
 _CAUSAL: Final = "ForCausalLM"
-_DECODERS: Final = {**DENSE, **LAYER_NORM, **GEMMA, **EXPERTS, **LATENT, **HYBRID}
+_DECODERS: Final = {**DENSE, **LAYER_NORM, **GEMMA, **EXPERTS, **LATENT, **HYBRID, **BAILING}
 _CLASSIFIERS: Final = {
     name.replace(_CAUSAL, "ForSequenceClassification"): classifying(family)
     for name, family in _DECODERS.items()

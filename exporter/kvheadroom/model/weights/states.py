@@ -141,13 +141,17 @@ def short_convolution(*, name: str, bias: Rule) -> Block:
     return block
 
 
+def delta_state(r: Ranks, heads: int, dim: int, kernel: int) -> list[Part]:
+    """Return what a delta attention keeps beside its matrices: decay, convolutions, a norm."""
+    own = share(heads, r.tensor, "delta attention heads") * dim
+    return [Tensor(own + own // dim + 3 * own * kernel, FLOAT32), norm(dim)]
+
+
 def kimi_delta_attention(c: Fields, r: Ranks, _layer: int) -> list[Part]:
     """Return the delta attention of Kimi Linear, its two gates through a low rank."""
     k = c.part("linear_attn_config")
     dim, heads = k.whole("head_dim"), k.whole("num_heads")
     width = heads * dim
-    own = share(width, r.tensor, "delta attention channels")
-    own_heads = share(heads, r.tensor, "delta attention heads")
     return [
         column(r, "self_attn.qkv_proj", c.hidden, width, width, width),
         column(r, "self_attn.b_proj", c.hidden, heads),
@@ -155,7 +159,6 @@ def kimi_delta_attention(c: Fields, r: Ranks, _layer: int) -> list[Part]:
         column(r, "self_attn.f_b_proj", dim, width),
         replicated("self_attn.g_a_proj", c.hidden, dim),
         column(r, "self_attn.g_b_proj", dim, width),
-        Tensor(own + own_heads + 3 * own * k.whole("short_conv_kernel_size"), FLOAT32),
-        norm(dim),
+        *delta_state(r, heads, dim, k.whole("short_conv_kernel_size")),
         row(r, "self_attn.o_proj", width, c.hidden),
     ]
