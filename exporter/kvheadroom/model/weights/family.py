@@ -85,7 +85,7 @@ class Family:
     nested: bool = False
     staged: bool = True
     encoder: Block | None = None
-    layers: tuple[str, ...] = ("num_hidden_layers", "n_layer", "num_layers")
+    layers: tuple[str, ...] = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 def stage_layers(layers: int, stages: int, stage: int) -> range:

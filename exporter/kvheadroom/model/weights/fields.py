@@ -140,7 +140,7 @@ class Fields:
     @property
     def heads(self) -> int:
         """Query heads of the whole model."""
-        return self.whole("num_attention_heads", "n_head")
+        return self.whole("num_attention_heads", "n_head", "n_heads")
 
     @property
     def kv_heads(self) -> int:
