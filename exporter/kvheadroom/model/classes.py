@@ -40,7 +40,7 @@ _UNIFORM: Final = AttentionFacts(uniform=True)
 _PLAIN_CLASSES: Final = _names("""
     Apertus Aquila Arcee Baichuan BaiChuan BailingMoe BailingMoeV2 Bloom Cohere Cwm Deepseek Dots1
     Ernie4_5 Ernie4_5_Moe Exaone Flex FlexOlmo GPTJ GPTNeoX Gemma Glm Glm4 Glm4Moe Granite
-    GraniteMoe GraniteMoeShared GraniteMoeSWA GraniteSWA Helium HrmText HYV3 HunYuanDenseV1
+    GraniteMoe GraniteMoeShared GraniteMoeSWA GraniteSWA Helium HYV3 HunYuanDenseV1
     HunYuanMoEV1 HyperCLOVAX IQuestCoder InternLM InternLM2 InternLM3 JAIS Jais2 LLaMA Laguna Llama
     Lucie MiMo Mellum MiniCPM MiniMaxM2 Nanbeige Ministral3 Mixtral Nemotron OLMo OPT Olmo Olmo2
     Olmoe Orion PanguEmbedded Param2MoE Persimmon Phi Phi3 PhiMoE QWen SarvamMoE SeedOss SmolLM3
@@ -53,9 +53,10 @@ ATTENTION_CLASSES: Final[Mapping[str, AttentionFacts]] = {
     **{f"{name}ForCausalLM": _PLAIN for name in _PLAIN_CLASSES},
     **{f"{name}ForCausalLM": _UNIFORM for name in _UNIFORM_CLASSES},
     "GPT2LMHeadModel": _PLAIN,
-    "GPTBigCodeForCausalLM": _PLAIN,
+    "GPT2ForSequenceClassification": _PLAIN,
     "ChatGLMModel": _PLAIN,
     "ChatGLMForConditionalGeneration": _PLAIN,
+    "JinaEmbeddingsV5Model": _PLAIN,
     "QWenLMHeadModel": _PLAIN,
     "Step3TextForCausalLM": _PLAIN,
     "MistralForCausalLM": AttentionFacts(window=4096),

@@ -19,13 +19,16 @@ from kvheadroom.model.families.latent import (
     compressed_blocks,
     latent_blocks,
     latent_layer,
+    longcat_blocks,
 )
 from kvheadroom.model.families.recurrent import recurrent_blocks, softmax_block
 from kvheadroom.model.families.softmax import (
+    bigcode_blocks,
     dbrx_blocks,
     expanded_latent_blocks,
     falcon_blocks,
     gemma4_blocks,
+    hrm_blocks,
     llama4_blocks,
     mimo2_blocks,
     mimo2_sliding,
@@ -68,6 +71,8 @@ _OWN_READERS: Final[Mapping[str, Callable[[Config], tuple[Block, ...]]]] = {
     "DeciLMForCausalLM": searched_blocks,
     "DeepseekV4ForCausalLM": compressed_blocks,
     "FalconForCausalLM": falcon_blocks,
+    "GPTBigCodeForCausalLM": bigcode_blocks,
+    "HrmTextForCausalLM": hrm_blocks,
     "Llama4ForCausalLM": llama4_blocks,
     "MiMoV2FlashForCausalLM": mimo2_blocks,
     "MiMoV2ForCausalLM": mimo2_blocks,
@@ -182,8 +187,9 @@ def _blocks(architecture: str, text: Config) -> tuple[Block, ...]:
     if architecture in STATE_CLASSES:
         return recurrent_blocks(architecture, text)
     if architecture in LATENT_CLASSES:
-        doubled = architecture.startswith("LongcatFlash")
-        return latent_blocks(text, caches_per_layer=2 if doubled else 1)
+        if architecture.startswith("LongcatFlash"):
+            return longcat_blocks(text)
+        return latent_blocks(text)
     if architecture in _OWN_READERS:
         return _OWN_READERS[architecture](text)
     facts = ATTENTION_CLASSES[architecture]

@@ -132,6 +132,22 @@ def falcon_blocks(text: Config) -> tuple[Block, ...]:
     return ((AttentionLayer(heads, dim, dim),),) * layer_count(text)
 
 
+def bigcode_blocks(text: Config) -> tuple[Block, ...]:
+    """Return the layers of GPT-BigCode, which share one key-value head unless told otherwise."""
+    dim = head_dim(text)
+    heads = 1 if text.get("multi_query", True) else query_heads(text)
+    return ((AttentionLayer(heads, dim, dim),),) * layer_count(text)
+
+
+def hrm_blocks(text: Config) -> tuple[Block, ...]:
+    """Return the layers of HRM-Text, which run in cycles that each have a cache of their own."""
+    dim = head_dim(text, 128)
+    block = (AttentionLayer(query_heads(text), dim, dim),)
+    cycles = whole(text, "H_cycles", default=2) * (whole(text, "L_cycles", default=3) + 1)
+    stack = optional_whole(text, "num_layers_per_stack") or layer_count(text)
+    return (block,) * (stack * cycles)
+
+
 def dbrx_blocks(text: Config) -> tuple[Block, ...]:
     """Return the layers of DBRX and MPT, which keep their head count in a section of its own."""
     heads = optional_whole(section(text, "attn_config"), "kv_n_heads") or query_heads(text)

@@ -1,27 +1,30 @@
 """Decoders whose every layer is attention over grouped heads and one dense layer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from kvheadroom.model.weights.attention import Heads, grouped_attention
+from kvheadroom.model.weights.attention import Heads, grouped_attention, usual_heads
 from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
 from kvheadroom.model.weights.feed_forward import gated, layer, plain
 from kvheadroom.model.weights.fields import Fields
-from kvheadroom.model.weights.parts import Part, Ranks, Tensor, norm
+from kvheadroom.model.weights.parts import Part, Ranks, Tensor, column, norm, row
 
 _TIED: Final = {"tie_word_embeddings": True}
 _HEADS_OF_128: Final = {"head_dim": 128}
 
 
-def _llama_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
+def llama_attention(
+    c: Fields, r: Ranks, index: int, *, heads: Callable[[Fields, int], Heads] = usual_heads
+) -> list[Part]:
+    """Return attention whose biases the fields of LLaMA's many relatives ask for."""
     output = bool(c.get("attention_bias") or c.get("bias"))
     own = c.get("qkv_bias")
-    return grouped_attention(qkv_bias=output if own is None else bool(own), output_bias=output)(
-        c, r, index
-    )
+    return grouped_attention(
+        heads=heads, qkv_bias=output if own is None else bool(own), output_bias=output
+    )(c, r, index)
 
 
-_LLAMA: Final = Family(layer(_llama_attention, gated(bias="mlp_bias")))
+_LLAMA: Final = Family(layer(llama_attention, gated(bias="mlp_bias")))
 _PLAIN_LLAMA: Final = Family(layer(grouped_attention(), gated()))
 
 
@@ -55,6 +58,18 @@ def _step1_heads(c: Fields, _layer: int) -> Heads:
 
 def _outer_norms(c: Fields, _r: Ranks, _layer: int) -> list[Part]:
     return [norm(2 * c.hidden)] if c.says("use_post_norm") else []
+
+
+def _hrm_layers(c: Fields, r: Ranks, index: int) -> list[Part]:
+    """Return a layer of the slow stack and one of the fast stack, without scales in their norms."""
+    width = c.heads * c.head_dim
+    bias = c.says("attention_bias")
+    one = [
+        column(r, "self_attn.gqkv_proj", c.hidden, width, width, width, width, bias=bias),
+        row(r, "self_attn.o_proj", width, c.hidden, bias=bias),
+        *gated(bias="mlp_bias")(c, r, index),
+    ]
+    return one * 2
 
 
 def has_sinks(c: Fields, _layer: int) -> bool:
@@ -186,6 +201,14 @@ DENSE: Final[Mapping[str, Family]] = {
     "BaiChuanForCausalLM": _PLAIN_LLAMA,
     "BaichuanForCausalLM": _PLAIN_LLAMA,
     "CwmForCausalLM": Family(_PLAIN_LLAMA.block, defaults=_HEADS_OF_128),
+    "HrmTextForCausalLM": Family(
+        _hrm_layers,
+        Ends(norm="none"),
+        _HEADS_OF_128,
+        every=lambda c, _r: [Tensor(c.hidden)],
+        staged=False,
+        layers=("num_layers_per_stack", "num_hidden_layers"),
+    ),
     "HyperCLOVAXForCausalLM": Family(
         layer(
             grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"),

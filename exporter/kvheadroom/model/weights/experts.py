@@ -156,9 +156,7 @@ def granite_shared(c: Fields, r: Ranks, index: int) -> list[Part]:
 BLOCK_SPARSE: Final = routed("num_local_experts", "intermediate_size", name="block_sparse_moe")
 _GRANITE_MOE: Final = Family(
     layer(
-        grouped_attention(
-            qkv_bias="attention_bias", output_bias="attention_bias", sinks=has_sinks
-        ),
+        grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias", sinks=has_sinks),
         BLOCK_SPARSE,
         granite_shared,
     ),

@@ -80,6 +80,7 @@ def routed(
     gated_experts: bool = True,
     bias: bool = False,
     usual: bool = True,
+    inner_hidden: int | None = None,
 ) -> Block:
     """Describe experts behind a router.
 
@@ -97,6 +98,7 @@ def routed(
         gated_experts: Experts have two matrices in.
         bias: Experts have biases.
         usual: Their activation is one that every kernel knows.
+        inner_hidden: Elements in and out of an expert; ``None`` is the residual's width.
     """
 
     def block(c: Fields, r: Ranks, layer: int) -> list[Part]:
@@ -107,7 +109,7 @@ def routed(
             Experts(
                 f"{name}.experts",
                 -(-experts // r.expert),
-                c.hidden,
+                inner_hidden or c.hidden,
                 share(size(c, width), r.expert_tensor, "experts"),
                 gated_experts,
                 bias,

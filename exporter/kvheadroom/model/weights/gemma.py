@@ -185,9 +185,7 @@ GEMMA: Final[Mapping[str, Family]] = {
         every=_per_layer_table,
     ),
     "VaultGemmaForCausalLM": Family(
-        layer(
-            grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"), gated()
-        ),
+        layer(grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"), gated()),
         Ends(always_tied=True),
         {"head_dim": 256},
     ),

@@ -50,9 +50,7 @@ POOLING: Final[Mapping[str, Family]] = {
     "DeepseekV3BidirectionalModel": LATENT["DeepseekV3ForCausalLM"],
     "GPT2ForSequenceClassification": classifying(LAYER_NORM["GPT2LMHeadModel"]),
     "InternLM2ForRewardModel": _without_head(DENSE["InternLM2ForCausalLM"], _one_score),
-    "JambaForSequenceClassification": _without_head(
-        HYBRID["JambaForCausalLM"], _score_beside_head
-    ),
+    "JambaForSequenceClassification": _without_head(HYBRID["JambaForCausalLM"], _score_beside_head),
     "JinaEmbeddingsV5Model": _without_head(_QWEN3),
     "LlamaBidirectionalForSequenceClassification": classifying(_LLAMA),
     "LlamaBidirectionalModel": _without_head(_LLAMA),

@@ -12,13 +12,24 @@ from kvheadroom.model.weights.gemma import GEMMA
 from kvheadroom.model.weights.hybrid import HYBRID
 from kvheadroom.model.weights.latent import LATENT
 from kvheadroom.model.weights.layer_norm import LAYER_NORM
+from kvheadroom.model.weights.nemotron import NEMOTRON
 from kvheadroom.model.weights.pooling import POOLING
 from kvheadroom.model.weights.rotary_encoders import ROTARY_ENCODERS
 from kvheadroom.model.weights.sparse_layers import SPARSE_LAYERS
 from kvheadroom.model.weights.vision import VISION
 
 _CAUSAL: Final = "ForCausalLM"
-_DECODERS: Final = {**DENSE, **LAYER_NORM, **GEMMA, **EXPERTS, **LATENT, **HYBRID, **BAILING, **SPARSE_LAYERS}
+_DECODERS: Final = {
+    **DENSE,
+    **LAYER_NORM,
+    **GEMMA,
+    **EXPERTS,
+    **LATENT,
+    **HYBRID,
+    **BAILING,
+    **NEMOTRON,
+    **SPARSE_LAYERS,
+}
 _CLASSIFIERS: Final = {
     name.replace(_CAUSAL, "ForSequenceClassification"): classifying(family)
     for name, family in _DECODERS.items()

@@ -125,6 +125,25 @@ def gated_delta_net(c: Fields, r: Ranks, _layer: int) -> list[Part]:
     ]
 
 
+def full_rank_delta_net(c: Fields, r: Ranks, _layer: int) -> list[Part]:
+    """Return the linear attention of OLMo-Hybrid, its gates apart from the fused matrix."""
+    key_heads, value_heads = c.whole("linear_num_key_heads"), c.whole("linear_num_value_heads")
+    key_dim = c.whole("linear_key_head_dim", default=int(0.75 * c.hidden / key_heads))
+    value_dim = c.whole("linear_value_head_dim", default=2 * key_dim)
+    keys, values = key_heads * key_dim, value_heads * value_dim
+    own_heads = share(value_heads, r.tensor, "linear attention heads")
+    channels = share(2 * keys + values, r.tensor, "linear attention channels")
+    return [
+        Tensor(2 * own_heads),
+        Tensor(channels * c.whole("linear_conv_kernel_dim", default=4)),
+        column(r, "linear_attn.in_proj_qkvg", c.hidden, keys, keys, values, values),
+        column(r, "linear_attn.b_proj", c.hidden, value_heads),
+        column(r, "linear_attn.a_proj", c.hidden, value_heads),
+        norm(value_dim),
+        row(r, "linear_attn.o_proj", values, c.hidden),
+    ]
+
+
 def short_convolution(*, name: str, bias: Rule) -> Block:
     """Describe the gated short convolution of LFM2."""
 
