@@ -98,7 +98,7 @@ def read_model(config: Mapping[str, Any]) -> ModelLayers:
     text = language_config(config)
     named = _architecture(config)
     architecture = _text_class(named, text, config)
-    encoder = architecture in ENCODER_CLASSES or _is_bidirectional(config, text)
+    encoder = architecture in ENCODER_CLASSES or _is_bidirectional(named, config, text)
     blocks = () if encoder else _blocks(architecture, text)
     return ModelLayers(
         architecture=named,
@@ -179,7 +179,9 @@ def _names_of(named: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _is_bidirectional(config: Config, text: Config) -> bool:
+def _is_bidirectional(named: str, config: Config, text: Config) -> bool:
+    if named == "JinaEmbeddingsV5Model" and config.get("is_decoder") is False:
+        return True
     return bool(text.get("use_bidirectional_attention")) or config.get("is_causal") is False
 
 

@@ -139,7 +139,7 @@ DENSE: Final[Mapping[str, Family]] = {
     "YiForCausalLM": _LLAMA,
     "Phi3ForCausalLM": _PLAIN_LLAMA,
     "InternLM2ForCausalLM": Family(
-        layer(grouped_attention(qkv_bias="bias", output_bias="bias"), gated())
+        layer(grouped_attention(qkv_bias="bias", output_bias="bias"), gated()), EVERY_STAGE
     ),
     "Qwen2ForCausalLM": _QWEN2,
     "Qwen2Model": _QWEN2,

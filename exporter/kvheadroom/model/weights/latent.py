@@ -190,7 +190,7 @@ LATENT: Final[Mapping[str, Family]] = {
         {"tie_word_embeddings": True},
     ),
     "LongcatFlashForCausalLM": _LONGCAT,
-    "LongcatFlashNgramForCausalLM": replace(_LONGCAT, first=_ngram_tables),
+    "LongcatFlashNgramForCausalLM": replace(_LONGCAT, inputs=_ngram_tables),
     "AXK1ForCausalLM": Family(
         layer(latent_attention, _FEED_FORWARD, norms=3),
         _ENDS,

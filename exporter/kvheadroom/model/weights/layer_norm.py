@@ -150,7 +150,7 @@ LAYER_NORM: Final[Mapping[str, Family]] = {
         _bigcode_layer,
         _SHIFTED,
         {"tie_word_embeddings": True, "multi_query": True},
-        every=_gpt2_positions,
+        inputs=_gpt2_positions,
     ),
     "GPTJForCausalLM": Family(
         layer(

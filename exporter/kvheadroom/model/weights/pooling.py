@@ -7,6 +7,7 @@ from typing import Final
 from kvheadroom.model.weights.dense import DENSE
 from kvheadroom.model.weights.encoders import classifying, labels
 from kvheadroom.model.weights.family import Extra, Family
+from kvheadroom.model.weights.feed_forward import either
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.hybrid import HYBRID
 from kvheadroom.model.weights.latent import LATENT
@@ -45,13 +46,18 @@ def _score_beside_head(c: Fields, r: Ranks) -> list[Part]:
 _QWEN2: Final = DENSE["Qwen2ForCausalLM"]
 _QWEN3: Final = DENSE["Qwen3ForCausalLM"]
 _LLAMA: Final = DENSE["LlamaForCausalLM"]
+# Qwen 3 where it decodes; the encoders under the same name are LLaMA's layers.
+_JINA_V5: Final = Family(
+    either(lambda c, _index: c.says("is_decoder"), _QWEN3.block, _LLAMA.block),
+    defaults={"is_decoder": True},
+)
 
 POOLING: Final[Mapping[str, Family]] = {
     "DeepseekV3BidirectionalModel": LATENT["DeepseekV3ForCausalLM"],
     "GPT2ForSequenceClassification": classifying(LAYER_NORM["GPT2LMHeadModel"]),
     "InternLM2ForRewardModel": _without_head(DENSE["InternLM2ForCausalLM"], _one_score),
     "JambaForSequenceClassification": _without_head(HYBRID["JambaForCausalLM"], _score_beside_head),
-    "JinaEmbeddingsV5Model": _without_head(_QWEN3),
+    "JinaEmbeddingsV5Model": _without_head(_JINA_V5),
     "LlamaBidirectionalForSequenceClassification": classifying(_LLAMA),
     "LlamaBidirectionalModel": _without_head(_LLAMA),
     "Qwen2ForProcessRewardModel": _without_head(_QWEN2, _reward(2)),

@@ -168,11 +168,12 @@ def _element_bytes(
 
 def _stage(model: _Model, layers: int, stages: int, stage: int) -> int:
     family, c, r = model.family, model.fields, model.ranks
-    parts = family.ends.parts(c, r, first=stage == 0, last=stage == stages - 1)
+    first, last = stage == 0, stage == stages - 1
+    parts = family.ends.parts(c, r, first=first, last=last)
     if family.every:
         parts += family.every(c, r)
-    if family.first and stage == 0:
-        parts += family.first(c, r)
+    if family.inputs and family.ends.held(c, "embedding", first=first, last=last):
+        parts += family.inputs(c, r)
     if family.tower and isinstance(model.config.get("vision_config"), Mapping):
         parts += family.tower(Fields(c.architecture, model.config, family.defaults), r)
     total = _bytes(parts, "", model.storage)
