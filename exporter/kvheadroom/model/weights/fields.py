@@ -135,7 +135,7 @@ class Fields:
     @property
     def hidden(self) -> int:
         """Elements of the residual stream."""
-        return self.whole("hidden_size", "n_embd", "d_model")
+        return self.whole("hidden_size", "n_embd", "n_embed", "d_model")
 
     @property
     def heads(self) -> int:

@@ -14,7 +14,7 @@ from kvheadroom.model.weights.experts import (
 from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
-from kvheadroom.model.weights.parts import Part, Ranks, Tensor, norm
+from kvheadroom.model.weights.parts import FLOAT32, Part, Ranks, Tensor, column, norm, row, share
 from kvheadroom.model.weights.states import (
     Mamba1,
     Mamba2,
@@ -159,6 +159,23 @@ def _kimi_shared_width(c: Fields) -> int:
     return c.whole("moe_intermediate_size") * c.whole("num_shared_experts")
 
 
+def _minimax_is_full(c: Fields, index: int) -> bool:
+    if c.per_layer("attn_type_list"):
+        return bool(c.at("attn_type_list", index))
+    return bool(c.at("layer_types", index) == "full_attention")
+
+
+def _lightning_attention(c: Fields, r: Ranks, _index: int) -> list[Part]:
+    """Return linear attention with as many keys and values as queries, a gate and a norm."""
+    width = c.heads * c.head_dim
+    return [
+        column(r, "self_attn.qkv_proj", c.hidden, width, width, width),
+        column(r, "self_attn.output_gate", c.hidden, width),
+        row(r, "self_attn.out_proj", width, c.hidden),
+        Tensor(share(width, r.tensor, "attention heads")),
+    ]
+
+
 def _zamba2_layer(c: Fields, r: Ranks, index: int) -> list[Part]:
     parts = [*mamba2(_zamba2_fields, name="mamba")(c, r, index), norm(c.hidden)]
     if c.at("layers_block_type", index) == "hybrid":
@@ -192,6 +209,18 @@ _LFM2_MIXER: Final = either(
 )
 _QWEN_HYBRID: Final = either(_qwen_is_full, _qwen_attention, gated_delta_net)
 _QWEN_ENDS: Final = Ends(embedding="every")
+_MINIMAX: Final = Family(
+    layer(
+        either(_minimax_is_full, grouped_attention(), _lightning_attention),
+        routed(
+            "num_local_experts",
+            "intermediate_size",
+            name="block_sparse_moe",
+            router_bytes=FLOAT32,
+        ),
+    ),
+    Ends(embedding="first"),
+)
 _MAMBA: Final = Family(
     layer(mamba1(_mamba_fields, name="mixer"), norms=1),
     EVERY_STAGE,
@@ -243,6 +272,20 @@ HYBRID: Final[Mapping[str, Family]] = {
         ),
         EVERY_STAGE,
     ),
+    "BambaForCausalLM": Family(
+        layer(
+            either(
+                lambda c, index: index in c.per_layer("attn_layer_indices"),
+                grouped_attention(),
+                mamba2(_granite_fields, name="mamba"),
+            ),
+            gated(name="feed_forward"),
+        ),
+        EVERY_STAGE,
+    ),
+    "MiniMaxForCausalLM": _MINIMAX,
+    "MiniMaxM1ForCausalLM": _MINIMAX,
+    "MiniMaxText01ForCausalLM": _MINIMAX,
     "FalconH1ForCausalLM": Family(
         layer(
             grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"),

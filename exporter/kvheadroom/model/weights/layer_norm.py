@@ -56,6 +56,10 @@ def _gpt2_positions(c: Fields, _r: Ranks) -> list[Part]:
     return [Tensor(c.whole("n_positions", "max_position_embeddings") * c.hidden)]
 
 
+def _shifted_head_norms(c: Fields, _r: Ranks, _layer: int) -> list[Part]:
+    return [norm(2 * c.head_dim, bias=True)] if c.says("qk_layernorm") else []
+
+
 def _opt_tables(c: Fields, r: Ranks) -> list[Part]:
     """Return the embedding, narrower than the model in the smallest one, and the positions."""
     # The first two rows of positions stand for padding.
@@ -172,6 +176,11 @@ LAYER_NORM: Final[Mapping[str, Family]] = {
     ),
     "OrionForCausalLM": Family(
         layer(grouped_attention(), gated(), norm_bias=True), _SHIFTED_EVERYWHERE
+    ),
+    "PersimmonForCausalLM": Family(
+        layer(_GPT_ATTENTION, _shifted_head_norms, plain(bias=True), norm_bias=True),
+        _SHIFTED_EVERYWHERE,
+        {"qk_layernorm": True},
     ),
     "StableLMEpochForCausalLM": _STABLELM,
 }

@@ -41,6 +41,7 @@ def _experts(c: Fields, r: Ranks, index: int) -> list[Part]:
         correction=True,
         gated_experts=False,
         inner_hidden=latent or None,
+        precise_router=True,
     )(c, r, index)
     if not latent:
         return parts

@@ -10,16 +10,18 @@ from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.weights.family import Family, stage_layers
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import (
+    FLOAT32,
     CacheScales,
     Experts,
     Linear,
     Part,
+    PreciseRouter,
     Ranks,
     Tensor,
 )
 from kvheadroom.model.weights.quantization import Quantization, read_quantization
 from kvheadroom.model.weights.registry import FAMILIES
-from kvheadroom.model.weights.tiles import padded
+from kvheadroom.model.weights.tiles import has_precise_router_kernel, padded
 
 _DTYPE_BYTES: Final[Mapping[str, int]] = {
     "float32": 4,
@@ -198,6 +200,9 @@ def _bytes(parts: Iterable[Part], prefix: str, storage: Storage) -> int:
                 total += method.expert_bytes(held, prefix, element)
             case Tensor():
                 total += part.elements * (part.element_bytes or element)
+            case PreciseRouter():
+                follows = has_precise_router_kernel(storage.capability)
+                total += part.elements * (element if follows else FLOAT32)
             case CacheScales():
                 total += method.scales_bytes(element)
     return total
