@@ -86,7 +86,8 @@ def _default_sights(text: Config, facts: AttentionFacts, count: int) -> tuple[Si
     if window is None:
         return plain
     if every:
-        return tuple(_SIGHTS[(index + 1) % every == 0] for index in range(count))
+        full = 0 if facts.full_first else every - 1
+        return tuple(_SIGHTS[index % every == full] for index in range(count))
     first = optional_whole(text, "max_window_layers") if facts.uniform else 0
     return _alike("sliding", count) if first == 0 else plain
 
@@ -117,10 +118,9 @@ def _window(text: Config, facts: AttentionFacts) -> int | None:
 
 
 def _granite_sink(text: Config) -> bool:
-    default = str(text.get("model_type", "")).startswith("granite") and bool(
-        text.get("layer_types")
-    )
-    return bool(text.get("attention_sinks", default))
+    kind = str(text.get("model_type", ""))
+    sliding = kind.endswith("_swa") or bool(text.get("layer_types"))
+    return bool(text.get("attention_sinks", kind.startswith("granite") and sliding))
 
 
 def falcon_blocks(text: Config) -> tuple[Block, ...]:

@@ -75,7 +75,9 @@ def _hrm_layers(c: Fields, r: Ranks, index: int) -> list[Part]:
 def has_sinks(c: Fields, _layer: int) -> bool:
     """Return whether a Granite model's heads attend to learned sinks."""
     stated = c.get("attention_sinks")
-    return bool(c.get("layer_types")) if stated is None else bool(stated)
+    if stated is None:
+        return "SWA" in c.architecture or bool(c.get("layer_types"))
+    return bool(stated)
 
 
 def _qwen_width(c: Fields) -> int:
