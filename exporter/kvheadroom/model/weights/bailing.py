@@ -10,6 +10,7 @@ from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import (
     FLOAT32,
     Block,
+    CacheScales,
     Part,
     Ranks,
     Tensor,
@@ -69,6 +70,8 @@ def _attention(c: Fields, r: Ranks, index: int) -> list[Part]:
         output_bias="use_bias",
         output="dense",
     )(c, r, index)
+    # The class does not tell its attention how the model is quantized.
+    parts = [part for part in parts if not isinstance(part, CacheScales)]
     if c.says("use_qk_norm"):
         parts.append(norm(2 * c.head_dim, bias=not c.says("use_rmsnorm")))
     return parts
