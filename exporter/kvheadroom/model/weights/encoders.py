@@ -23,9 +23,11 @@ NO_ENDS: Final = Ends(embedding="none", head="none", norm="none")
 
 
 def _bert_embeddings(c: Fields, r: Ranks) -> list[Part]:
+    """Return the embeddings of tokens and kinds of text, and of positions unless they rotate."""
+    rotates = c.get("position_embedding_type") == "rotary"
     return [
         vocabulary(r, c.whole("vocab_size"), c.hidden),
-        vocabulary(r, c.whole("max_position_embeddings"), c.hidden),
+        *([] if rotates else [vocabulary(r, c.whole("max_position_embeddings"), c.hidden)]),
         vocabulary(r, c.whole("type_vocab_size"), c.hidden),
         norm(c.hidden, bias=True),
     ]
