@@ -83,13 +83,30 @@ def test_a_stage_holds_its_layers_and_its_ends(case: dict[str, Any]) -> None:
     assert weights_bytes(config, pipeline_parallel=3)[case["stage"]] == case["bytes"]
 
 
-def small_cases() -> list[dict[str, Any]]:
-    cases: list[dict[str, Any]] = json.loads((EVIDENCE / "weights" / "small.json").read_text())
-    return cases
+def recorded(pattern: str) -> list[dict[str, Any]]:
+    """Return the cases of every file of tests/evidence/weights that *pattern* names."""
+    files = sorted((EVIDENCE / "weights").glob(pattern))
+    return [case for file in files for case in json.loads(file.read_text())]
 
 
-@pytest.mark.parametrize("case", small_cases(), ids=lambda case: f"{case['name']}-{case['tp']}")
+@pytest.mark.parametrize(
+    "case", recorded("small*.json"), ids=lambda case: f"{case['name']}-{case['tp']}"
+)
 def test_rarer_classes_and_settings_hold_what_vllm_allocates(case: dict[str, Any]) -> None:
     """Classes and fields that no case above has are exact, too."""
     found = weights_bytes(case["config"], tensor_parallel=case["tp"])
     assert found == (case["bytes"],)
+
+
+@cache
+def small_configs() -> dict[str, dict[str, Any]]:
+    return {case["name"]: case["config"] for case in recorded("small-*.json")}
+
+
+@pytest.mark.parametrize(
+    "case", recorded("stages-*.json"), ids=lambda case: f"{case['name']}-{case['stage']}"
+)
+def test_a_rarer_class_puts_its_ends_where_vllm_does(case: dict[str, Any]) -> None:
+    """The middle and the last of three stages hold what the model's class gives them."""
+    found = weights_bytes(small_configs()[case["name"]], pipeline_parallel=3)
+    assert found[case["stage"]] == case["bytes"]

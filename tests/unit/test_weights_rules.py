@@ -10,12 +10,13 @@ import pytest
 from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.weights import weights_bytes
 
-SMALL = Path(__file__).parent.parent / "evidence" / "weights" / "small.json"
+WEIGHTS = Path(__file__).parent.parent / "evidence" / "weights"
 
 
 def small_models() -> list[dict[str, Any]]:
     """Return a small model of each rarer class."""
-    cases: list[dict[str, Any]] = json.loads(SMALL.read_text())
+    files = sorted(WEIGHTS.glob("small*.json"))
+    cases = [case for file in files for case in json.loads(file.read_text())]
     return [case for case in cases if case["tp"] == 1]
 
 
@@ -175,3 +176,84 @@ def test_a_field_of_any_value_ends_in_bytes_or_one_line(case: dict[str, Any]) ->
         for value in JUNK:
             answer = outcome({**case["config"], name: value})
             assert "\n" not in answer if isinstance(answer, str) else answer > 0
+
+
+# Hidden size, layers, heads, width and vocabulary of files whose classes vLLM 0.32 dropped, and
+# the billions of parameters that their publishers name.
+RETIRED: Mapping[str, tuple[dict[str, Any], float]] = {
+    "Baichuan2-7B": (
+        {
+            "architectures": ["BaichuanForCausalLM"],
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "intermediate_size": 11008,
+            "vocab_size": 125696,
+        },
+        7.51,
+    ),
+    "Bamba-9B": (
+        {
+            "architectures": ["BambaForCausalLM"],
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 14336,
+            "vocab_size": 128256,
+            "attn_layer_indices": [9, 18, 27],
+            "mamba_n_heads": 128,
+            "mamba_d_head": 64,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 128,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+        },
+        9.78,
+    ),
+    "MiniMax-Text-01": (
+        {
+            "architectures": ["MiniMaxText01ForCausalLM"],
+            "hidden_size": 6144,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 9216,
+            "num_local_experts": 32,
+            "vocab_size": 200064,
+            "attn_type_list": ([0] * 7 + [1]) * 10,
+        },
+        456.1,
+    ),
+    "Qwen-7B": (
+        {
+            "architectures": ["QWenLMHeadModel"],
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "intermediate_size": 22016,
+            "vocab_size": 151936,
+        },
+        7.72,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RETIRED)
+def test_a_class_that_vllm_dropped_holds_what_its_publisher_says(name: str) -> None:
+    """Served by older versions only, it takes two bytes for each published parameter."""
+    config, billions = RETIRED[name]
+    assert weights_bytes(config)[0] / 2e9 == pytest.approx(billions, rel=1e-3)
+
+
+def test_a_router_is_float32_where_a_gpu_has_no_kernel_for_it() -> None:
+    """Nemotron-H's router (8 experts x 256) takes 4 bytes an element on an Ada, 2 on a Hopper.
+
+    Source: vLLM 0.32's class built for either GPU.
+    """
+    config = next(case["config"] for case in small_models() if case["name"] == "nemotron-latent")
+    ada = weights_bytes(config, capability=(8, 9))
+    assert ada == (4_159_648,)
+    assert weights_bytes(config, capability=(9, 0)) == (4_155_552,)

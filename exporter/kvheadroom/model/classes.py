@@ -12,6 +12,7 @@ class AttentionFacts:
     Attributes:
         full_every: Of each so many layers the last sees everything and the others a window, where
             ``layer_types`` is not given; ``None`` has no such default.
+        full_first: It is the first of them instead.
         pattern_field: Field that holds another period.
         window: Tokens of the window when ``sliding_window`` is not given.
         window_extra: Tokens the class adds to ``sliding_window``.
@@ -21,6 +22,7 @@ class AttentionFacts:
     """
 
     full_every: int | None = None
+    full_first: bool = False
     pattern_field: str = "sliding_window_pattern"
     window: int | None = None
     window_extra: int = 0
@@ -38,13 +40,13 @@ _UNIFORM: Final = AttentionFacts(uniform=True)
 
 # Classes whose layers differ from plain attention only in what the fields say.
 _PLAIN_CLASSES: Final = _names("""
-    Apertus Aquila Arcee Baichuan BaiChuan BailingMoe BailingMoeV2 Bloom Cohere Cwm Deepseek Dots1
+    Apertus Aquila Arcee Baichuan BaiChuan BailingMoe BailingMoeV2 Bloom Cohere Deepseek Dots1
     Ernie4_5 Ernie4_5_Moe Exaone Flex FlexOlmo GPTJ GPTNeoX Gemma Glm Glm4 Glm4Moe Granite
-    GraniteMoe GraniteMoeShared GraniteMoeSWA GraniteSWA Helium HrmText HYV3 HunYuanDenseV1
-    HunYuanMoEV1 HyperCLOVAX IQuestCoder InternLM InternLM2 InternLM3 JAIS Jais2 LLaMA Laguna Llama
-    Lucie MiMo Mellum MiniCPM MiniMaxM2 Nanbeige Ministral3 Mixtral Nemotron OLMo OPT Olmo Olmo2
-    Olmoe Orion PanguEmbedded Param2MoE Persimmon Phi Phi3 PhiMoE QWen SarvamMoE SeedOss SmolLM3
-    Solar Starcoder2 StableLm Step1 TeleChat2 TeleChat3 TeleFLM Xverse Yi
+    GraniteMoe GraniteMoeShared Helium HunYuanDenseV1 HunYuanMoEV1 HyperCLOVAX IQuestCoder
+    InternLM InternLM2 InternLM3 JAIS Jais2 LLaMA Llama Lucie MiMo MiniCPM MiniMaxM2 Nanbeige
+    Mixtral Nemotron OLMo OPT Olmo Olmo2 Olmoe Orion PanguEmbedded Param2MoE Persimmon Phi Phi3
+    PhiMoE QWen SarvamMoE SeedOss SmolLM3 Solar Starcoder2 StableLm Step1 TeleChat2 TeleChat3
+    TeleFLM Xverse Yi
 """)
 
 _UNIFORM_CLASSES: Final = _names("Qwen2 Qwen2Moe Qwen3 Qwen3Moe")
@@ -53,18 +55,28 @@ ATTENTION_CLASSES: Final[Mapping[str, AttentionFacts]] = {
     **{f"{name}ForCausalLM": _PLAIN for name in _PLAIN_CLASSES},
     **{f"{name}ForCausalLM": _UNIFORM for name in _UNIFORM_CLASSES},
     "GPT2LMHeadModel": _PLAIN,
-    "GPTBigCodeForCausalLM": _PLAIN,
+    "GPT2ForSequenceClassification": _PLAIN,
     "ChatGLMModel": _PLAIN,
     "ChatGLMForConditionalGeneration": _PLAIN,
+    "JinaEmbeddingsV5Model": _PLAIN,
     "QWenLMHeadModel": _PLAIN,
     "Step3TextForCausalLM": _PLAIN,
     "MistralForCausalLM": AttentionFacts(window=4096),
     "MinistralForCausalLM": AttentionFacts(window=4096),
     "AfmoeForCausalLM": AttentionFacts(
-        full_every=4, pattern_field="global_attn_every_n_layers", window=1024
+        full_every=4, pattern_field="global_attn_every_n_layers", window=1024, head_dim=128
     ),
+    "CwmForCausalLM": AttentionFacts(full_every=4, full_first=True, window=8192, head_dim=128),
+    "GraniteMoeSWAForCausalLM": AttentionFacts(full_every=4, full_first=True, window=128),
+    "GraniteSWAForCausalLM": AttentionFacts(full_every=4, full_first=True, window=128),
+    "HYV3ForCausalLM": AttentionFacts(head_dim=128),
+    "LagunaForCausalLM": AttentionFacts(full_every=1, window=512, head_dim=128),
+    "MellumForCausalLM": AttentionFacts(full_every=1, window=1024, head_dim=128),
+    "Ministral3ForCausalLM": AttentionFacts(head_dim=128),
     "Cohere2ForCausalLM": AttentionFacts(full_every=4, window=4096, window_extra=1),
-    "Cohere2MoeForCausalLM": AttentionFacts(full_every=4, window=4096, window_extra=1),
+    "Cohere2MoeForCausalLM": AttentionFacts(
+        full_every=4, window=4096, window_extra=1, head_dim=128
+    ),
     "Exaone4ForCausalLM": AttentionFacts(full_every=4, window=4096),
     "ExaoneMoeForCausalLM": AttentionFacts(full_every=4, window=4096),
     "ExaoneMoEForCausalLM": AttentionFacts(full_every=4, window=4096),

@@ -19,13 +19,16 @@ from kvheadroom.model.families.latent import (
     compressed_blocks,
     latent_blocks,
     latent_layer,
+    longcat_blocks,
 )
 from kvheadroom.model.families.recurrent import recurrent_blocks, softmax_block
 from kvheadroom.model.families.softmax import (
+    bigcode_blocks,
     dbrx_blocks,
     expanded_latent_blocks,
     falcon_blocks,
     gemma4_blocks,
+    hrm_blocks,
     llama4_blocks,
     mimo2_blocks,
     mimo2_sliding,
@@ -68,6 +71,8 @@ _OWN_READERS: Final[Mapping[str, Callable[[Config], tuple[Block, ...]]]] = {
     "DeciLMForCausalLM": searched_blocks,
     "DeepseekV4ForCausalLM": compressed_blocks,
     "FalconForCausalLM": falcon_blocks,
+    "GPTBigCodeForCausalLM": bigcode_blocks,
+    "HrmTextForCausalLM": hrm_blocks,
     "Llama4ForCausalLM": llama4_blocks,
     "MiMoV2FlashForCausalLM": mimo2_blocks,
     "MiMoV2ForCausalLM": mimo2_blocks,
@@ -93,7 +98,7 @@ def read_model(config: Mapping[str, Any]) -> ModelLayers:
     text = language_config(config)
     named = _architecture(config)
     architecture = _text_class(named, text, config)
-    encoder = architecture in ENCODER_CLASSES or _is_bidirectional(config, text)
+    encoder = architecture in ENCODER_CLASSES or _is_bidirectional(named, config, text)
     blocks = () if encoder else _blocks(architecture, text)
     return ModelLayers(
         architecture=named,
@@ -174,7 +179,9 @@ def _names_of(named: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _is_bidirectional(config: Config, text: Config) -> bool:
+def _is_bidirectional(named: str, config: Config, text: Config) -> bool:
+    if named == "JinaEmbeddingsV5Model" and config.get("is_decoder") is False:
+        return True
     return bool(text.get("use_bidirectional_attention")) or config.get("is_causal") is False
 
 
@@ -182,8 +189,9 @@ def _blocks(architecture: str, text: Config) -> tuple[Block, ...]:
     if architecture in STATE_CLASSES:
         return recurrent_blocks(architecture, text)
     if architecture in LATENT_CLASSES:
-        doubled = architecture.startswith("LongcatFlash")
-        return latent_blocks(text, caches_per_layer=2 if doubled else 1)
+        if architecture.startswith("LongcatFlash"):
+            return longcat_blocks(text)
+        return latent_blocks(text)
     if architecture in _OWN_READERS:
         return _OWN_READERS[architecture](text)
     facts = ATTENTION_CLASSES[architecture]

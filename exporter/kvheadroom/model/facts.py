@@ -126,11 +126,7 @@ def read_facts(config: Config) -> ModelFacts:
     text = language_config(config)
     model_type = str(config.get("model_type", ""))
     is_latent = _is_latent(text)
-    heads = _count(text, "num_attention_heads", "n_head", "decoder_attention_heads")
-    kv_heads = _count(
-        text, "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num",
-        "num_attention_groups",
-    )  # fmt: skip
+    heads = _count(text, "num_attention_heads", "n_head", "n_heads", "decoder_attention_heads")
     return ModelFacts(
         architecture=architecture,
         model_type=model_type,
@@ -139,9 +135,9 @@ def read_facts(config: Config) -> ModelFacts:
         attention=_attention(architecture, config, text),
         pools_first_token=architecture.startswith(_CLS_POOLING_PREFIXES),
         dtype=_dtype(config, text),
-        layers=_count(text, "num_hidden_layers", "n_layer", "num_layers"),
+        layers=_layers(architecture, text),
         query_heads=heads,
-        kv_heads=1 if is_latent else kv_heads or heads,
+        kv_heads=1 if is_latent else _kv_heads(architecture, text, heads) or heads,
         is_latent=is_latent,
         is_sparse_latent=is_latent and "index_topk" in text and "compress_ratios" not in text,
         is_chunked_local=bool(text.get("attention_chunk_size"))
@@ -151,6 +147,37 @@ def read_facts(config: Config) -> ModelFacts:
         state_dtype=_state_dtype(architecture, config, text),
         prescribed_kv_dtype=_prescribed_kv_dtype(config, is_latent=is_latent),
     )
+
+
+def _layers(architecture: str, text: Config) -> int | None:
+    # There `num_hidden_layers` counts attentions, two of them in each layer.
+    if architecture.startswith("LongcatFlash"):
+        return _count(text, "num_layers")
+    return _count(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+def _kv_heads(architecture: str, text: Config, query_heads: int | None) -> int | None:
+    match architecture:
+        case "DbrxForCausalLM":
+            return _count(section(text, "attn_config"), "kv_n_heads")
+        case "DeciLMForCausalLM" if query_heads:
+            return _searched_kv_heads(text, query_heads)
+        case "GPTBigCodeForCausalLM" if text.get("multi_query", True):
+            return 1
+    return _count(
+        text, "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num",
+        "num_attention_groups",
+    )  # fmt: skip
+
+
+def _searched_kv_heads(text: Config, query_heads: int) -> int | None:
+    """Return the key-value heads of the first layer that a search left its attention."""
+    blocks = text.get("block_configs")
+    for block in blocks if isinstance(blocks, list) else ():
+        group = _count(section(section({"": block}, ""), "attention"), "n_heads_in_group")
+        if group:
+            return query_heads // group
+    return None
 
 
 def _architecture(config: Config) -> str:

@@ -117,7 +117,7 @@ def hidden_size(config: Config) -> int:
     Raises:
         ModelConfigError: No field says it.
     """
-    return whole(config, "hidden_size", "n_embd", "d_model", "dim")
+    return whole(config, "hidden_size", "n_embd", "n_embed", "d_model", "dim")
 
 
 def kv_heads(config: Config) -> int:

@@ -36,12 +36,21 @@ def latent_layer(text: Config, *, indexed: bool) -> LatentLayer:
     )
 
 
-def latent_blocks(text: Config, *, caches_per_layer: int = 1) -> tuple[Block, ...]:
-    """Return the layers of a DeepSeek-like model.
+def longcat_blocks(text: Config) -> tuple[Block, ...]:
+    """Return the layers of LongCat-Flash, two attentions in each.
 
-    Args:
-        text: The language model's fields.
-        caches_per_layer: Attentions in one decoder layer (LongCat-Flash has two).
+    Raises:
+        ModelConfigError: A dimension is missing.
+
+    Source:
+        Its config class counts attentions in ``num_hidden_layers`` and layers in ``num_layers``.
+    """
+    layers = optional_whole(text, "num_layers") or layer_count(text) // 2
+    return tuple(block * 2 for block in latent_blocks({**text, "num_hidden_layers": layers}))
+
+
+def latent_blocks(text: Config) -> tuple[Block, ...]:
+    """Return the layers of a DeepSeek-like model.
 
     Raises:
         ModelConfigError: A dimension is missing.
@@ -51,8 +60,8 @@ def latent_blocks(text: Config, *, caches_per_layer: int = 1) -> tuple[Block, ..
         dim = head_dim(text)
         return ((AttentionLayer(kv_heads(text), dim, dim),),) * count
     sparse = optional_whole(text, "index_topk") is not None
-    plain: Block = (latent_layer(text, indexed=False),) * caches_per_layer
-    indexed: Block = (latent_layer(text, indexed=True),) * caches_per_layer
+    plain: Block = (latent_layer(text, indexed=False),)
+    indexed: Block = (latent_layer(text, indexed=True),)
     return tuple(
         indexed if sparse and _selects_itself(text, index) else plain for index in range(count)
     )

@@ -86,7 +86,8 @@ def _default_sights(text: Config, facts: AttentionFacts, count: int) -> tuple[Si
     if window is None:
         return plain
     if every:
-        return tuple(_SIGHTS[(index + 1) % every == 0] for index in range(count))
+        full = 0 if facts.full_first else every - 1
+        return tuple(_SIGHTS[index % every == full] for index in range(count))
     first = optional_whole(text, "max_window_layers") if facts.uniform else 0
     return _alike("sliding", count) if first == 0 else plain
 
@@ -117,10 +118,9 @@ def _window(text: Config, facts: AttentionFacts) -> int | None:
 
 
 def _granite_sink(text: Config) -> bool:
-    default = str(text.get("model_type", "")).startswith("granite") and bool(
-        text.get("layer_types")
-    )
-    return bool(text.get("attention_sinks", default))
+    kind = str(text.get("model_type", ""))
+    sliding = kind.endswith("_swa") or bool(text.get("layer_types"))
+    return bool(text.get("attention_sinks", kind.startswith("granite") and sliding))
 
 
 def falcon_blocks(text: Config) -> tuple[Block, ...]:
@@ -130,6 +130,22 @@ def falcon_blocks(text: Config) -> tuple[Block, ...]:
         heads = 1
     dim = head_dim(text)
     return ((AttentionLayer(heads, dim, dim),),) * layer_count(text)
+
+
+def bigcode_blocks(text: Config) -> tuple[Block, ...]:
+    """Return the layers of GPT-BigCode, which share one key-value head unless told otherwise."""
+    dim = head_dim(text)
+    heads = 1 if text.get("multi_query", True) else query_heads(text)
+    return ((AttentionLayer(heads, dim, dim),),) * layer_count(text)
+
+
+def hrm_blocks(text: Config) -> tuple[Block, ...]:
+    """Return the layers of HRM-Text, which run in cycles that each have a cache of their own."""
+    dim = head_dim(text, 128)
+    block = (AttentionLayer(query_heads(text), dim, dim),)
+    cycles = whole(text, "H_cycles", default=2) * (whole(text, "L_cycles", default=3) + 1)
+    stack = optional_whole(text, "num_layers_per_stack") or layer_count(text)
+    return (block,) * (stack * cycles)
 
 
 def dbrx_blocks(text: Config) -> tuple[Block, ...]:

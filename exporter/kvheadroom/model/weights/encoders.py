@@ -19,19 +19,22 @@ from kvheadroom.model.weights.parts import (
     vocabulary,
 )
 
-_NO_ENDS: Final = Ends(embedding="none", head="none", norm="none")
+NO_ENDS: Final = Ends(embedding="none", head="none", norm="none")
 
 
 def _bert_embeddings(c: Fields, r: Ranks) -> list[Part]:
+    """Return the embeddings of tokens and kinds of text, and of positions unless they rotate."""
+    rotates = c.get("position_embedding_type") == "rotary"
     return [
         vocabulary(r, c.whole("vocab_size"), c.hidden),
-        vocabulary(r, c.whole("max_position_embeddings"), c.hidden),
+        *([] if rotates else [vocabulary(r, c.whole("max_position_embeddings"), c.hidden)]),
         vocabulary(r, c.whole("type_vocab_size"), c.hidden),
         norm(c.hidden, bias=True),
     ]
 
 
-def _labels(c: Fields) -> int:
+def labels(c: Fields) -> int:
+    """Return how many labels a classifier tells apart."""
     labels = c.get("id2label")
     named = len(labels) if isinstance(labels, Mapping) else 0
     return named or c.whole("num_labels", default=2)
@@ -39,8 +42,23 @@ def _labels(c: Fields) -> int:
 
 def _classified(c: Fields, r: Ranks) -> list[Part]:
     """Return the embeddings and a classifier of two layers, float32 and whole on every rank."""
-    head = (c.hidden + _labels(c)) * (c.hidden + 1)
+    head = (c.hidden + labels(c)) * (c.hidden + 1)
     return [*_bert_embeddings(c, r), Tensor(head, FLOAT32)]
+
+
+def _tokens_classified(c: Fields, r: Ranks) -> list[Part]:
+    return [*_bert_embeddings(c, r), Tensor(labels(c) * (c.hidden + 1), FLOAT32)]
+
+
+def _words_predicted(c: Fields, r: Ranks) -> list[Part]:
+    """Return the embeddings and a head over the vocabulary, whole on every rank."""
+    dense, decoder = c.hidden * (c.hidden + 1), c.whole("vocab_size") * (c.hidden + 1)
+    return [*_bert_embeddings(c, r), Tensor(dense + decoder), norm(c.hidden, bias=True)]
+
+
+def _bge_m3(c: Fields, r: Ranks) -> list[Part]:
+    """Return the embeddings and the heads for sparse and for per-token vectors."""
+    return [*_bert_embeddings(c, r), Tensor((c.hidden + 1) * (c.hidden + 1), FLOAT32)]
 
 
 def classifying(family: Family) -> Family:
@@ -48,7 +66,7 @@ def classifying(family: Family) -> Family:
 
     def score(c: Fields, r: Ranks) -> list[Part]:
         before = family.every(c, r) if family.every else []
-        return [*before, Tensor(_labels(c) * c.hidden, FLOAT32)]
+        return [*before, Tensor(labels(c) * c.hidden, FLOAT32)]
 
     return replace(family, ends=replace(family.ends, head="none"), every=score)
 
@@ -66,8 +84,18 @@ def _modernbert_embeddings(c: Fields, r: Ranks) -> list[Part]:
 def _modernbert_classified(c: Fields, r: Ranks) -> list[Part]:
     bias = c.says("classifier_bias")
     dense = c.hidden * (c.hidden + bias) + c.hidden * (2 if c.says("norm_bias") else 1)
-    head = _labels(c) * (c.hidden + 1)
+    head = labels(c) * (c.hidden + 1)
     return [*_modernbert_embeddings(c, r), Tensor(dense + head, FLOAT32)]
+
+
+def _modernbert_tokens_classified(c: Fields, r: Ranks) -> list[Part]:
+    dense = c.hidden * (c.hidden + c.says("classifier_bias"))
+    return [
+        *_modernbert_embeddings(c, r),
+        Tensor(dense),
+        norm(c.hidden, bias=c.says("norm_bias")),
+        Tensor(labels(c) * (c.hidden + 1), FLOAT32),
+    ]
 
 
 def _modernbert_layer(c: Fields, r: Ranks, index: int) -> list[Part]:
@@ -124,25 +152,37 @@ def _whisper_tables(c: Fields, _r: Ranks) -> list[Part]:
     ]
 
 
-_ROBERTA: Final = Family(_BERT, _NO_ENDS, every=_bert_embeddings, staged=False)
-_CLASSIFIER: Final = Family(_BERT, _NO_ENDS, every=_classified, staged=False)
+_ROBERTA: Final = Family(_BERT, NO_ENDS, every=_bert_embeddings, staged=False)
+_CLASSIFIER: Final = Family(_BERT, NO_ENDS, every=_classified, staged=False)
+_TOKEN_CLASSIFIER: Final = Family(_BERT, NO_ENDS, every=_tokens_classified, staged=False)
+_WORD_PREDICTOR: Final = Family(_BERT, NO_ENDS, every=_words_predicted, staged=False)
 
 ENCODERS: Final[Mapping[str, Family]] = {
-    "BertModel": Family(_BERT, _NO_ENDS, every=_bert_embeddings, staged=False),
+    "BertModel": Family(_BERT, NO_ENDS, every=_bert_embeddings, staged=False),
+    "BertForMaskedLM": _WORD_PREDICTOR,
+    "BertSpladeSparseEmbeddingModel": _WORD_PREDICTOR,
+    "BertForTokenClassification": _TOKEN_CLASSIFIER,
+    "RobertaForTokenClassification": _TOKEN_CLASSIFIER,
+    "XLMRobertaForTokenClassification": _TOKEN_CLASSIFIER,
+    "BgeM3EmbeddingModel": Family(_BERT, NO_ENDS, every=_bge_m3, staged=False),
+    "RobertaForMaskedLM": _ROBERTA,
     "RobertaModel": _ROBERTA,
     "XLMRobertaModel": _ROBERTA,
     "RobertaForSequenceClassification": _CLASSIFIER,
     "XLMRobertaForSequenceClassification": _CLASSIFIER,
     "BertForSequenceClassification": _CLASSIFIER,
     "ModernBertModel": Family(
-        _modernbert_layer, _NO_ENDS, every=_modernbert_embeddings, staged=False
+        _modernbert_layer, NO_ENDS, every=_modernbert_embeddings, staged=False
     ),
     "ModernBertForSequenceClassification": Family(
-        _modernbert_layer, _NO_ENDS, every=_modernbert_classified, staged=False
+        _modernbert_layer, NO_ENDS, every=_modernbert_classified, staged=False
+    ),
+    "ModernBertForTokenClassification": Family(
+        _modernbert_layer, NO_ENDS, every=_modernbert_tokens_classified, staged=False
     ),
     "WhisperForConditionalGeneration": Family(
         _whisper_decoder,
-        _NO_ENDS,
+        NO_ENDS,
         {"num_attention_heads": 1},
         every=_whisper_tables,
         encoder=_whisper_encoder,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvheadroom.model.weights.attention import Heads, grouped_attention
+from kvheadroom.model.weights.dense import has_sinks
 from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
@@ -99,7 +100,8 @@ def _step3_attention(c: Fields, r: Ranks, _index: int) -> list[Part]:
     ]
 
 
-def _step3_is_routed(c: Fields, index: int) -> bool:
+def step3_is_routed(c: Fields, index: int) -> bool:
+    """Return whether Step's classes route layer *index*."""
     listed = c.get("moe_layers_enum")
     if not listed:
         return index > 0
@@ -128,6 +130,17 @@ def _hunyuan_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
     return routed("num_experts", lambda _c: width, shared=gated(name="mlp.shared_mlp"))(c, r, index)
 
 
+def _dbrx_heads(c: Fields, _index: int) -> Heads:
+    dim = c.hidden // c.heads
+    return Heads(c.heads, c.part("attn_config").whole("kv_n_heads"), dim, dim)
+
+
+def _dbrx_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
+    feed_forward = c.part("ffn_config")
+    experts, width = feed_forward.whole("moe_num_experts"), feed_forward.whole("ffn_hidden_size")
+    return routed(lambda _c: experts, lambda _c: width, name="ffn")(c, r, index)
+
+
 def granite_shared(c: Fields, r: Ranks, index: int) -> list[Part]:
     """Return the dense layer that Granite's classes may have beside their experts."""
     if not c.count("shared_intermediate_size"):
@@ -143,7 +156,7 @@ def granite_shared(c: Fields, r: Ranks, index: int) -> list[Part]:
 BLOCK_SPARSE: Final = routed("num_local_experts", "intermediate_size", name="block_sparse_moe")
 _GRANITE_MOE: Final = Family(
     layer(
-        grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"),
+        grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias", sinks=has_sinks),
         BLOCK_SPARSE,
         granite_shared,
     ),
@@ -213,6 +226,29 @@ EXPERTS: Final[Mapping[str, Family]] = {
     ),
     "GraniteMoeForCausalLM": _GRANITE_MOE,
     "GraniteMoeSharedForCausalLM": _GRANITE_MOE,
+    "GraniteMoeSWAForCausalLM": _GRANITE_MOE,
+    "DbrxForCausalLM": Family(
+        layer(grouped_attention(heads=_dbrx_heads), _dbrx_experts), EVERY_STAGE
+    ),
+    "DeepseekForCausalLM": Family(
+        layer(
+            grouped_attention(),
+            either(
+                after_dense_layers,
+                routed("n_routed_experts", "moe_intermediate_size", shared=optional_shared),
+                gated(),
+            ),
+        ),
+        Ends(embedding="first"),
+    ),
+    "FlexOlmoForCausalLM": Family(
+        layer(
+            grouped_attention(
+                qkv_bias="attention_bias", output_bias="attention_bias", head_norms="width"
+            ),
+            routed("num_experts", "intermediate_size"),
+        )
+    ),
     "PhiMoEForCausalLM": Family(
         layer(
             grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"),
@@ -299,7 +335,7 @@ EXPERTS: Final[Mapping[str, Family]] = {
         layer(
             _step3_attention,
             either(
-                _step3_is_routed,
+                step3_is_routed,
                 routed(
                     "moe_num_experts",
                     "moe_intermediate_size",

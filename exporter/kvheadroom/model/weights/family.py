@@ -38,17 +38,22 @@ class Ends:
     head_bias: bool = False
     always_tied: bool = False
 
-    def parts(self, c: Fields, r: Ranks, *, first: bool, last: bool) -> list[Part]:
-        """Return the parameters of one stage's ends."""
+    def held(self, c: Fields, part: str, *, first: bool, last: bool) -> bool:
+        """Return whether a stage holds the ``embedding``, ``head`` or ``norm``."""
         tied = self.always_tied or c.tied
+        where = {"embedding": self.embedding, "head": self.head, "norm": self.norm}[part]
         stages = {"every": True, "first": first, "last": last, "none": False}
         stages["tied_last"] = first or (tied and last)
+        return stages[where] and not (part == "head" and tied)
+
+    def parts(self, c: Fields, r: Ranks, *, first: bool, last: bool) -> list[Part]:
+        """Return the parameters of one stage's ends."""
         parts: list[Part] = []
-        if stages[self.embedding]:
+        if self.held(c, "embedding", first=first, last=last):
             parts.append(vocabulary(r, _rows(c), c.hidden))
-        if stages[self.head] and not tied:
+        if self.held(c, "head", first=first, last=last):
             parts.append(vocabulary(r, _rows(c), c.hidden, bias=self.head_bias))
-        if stages[self.norm]:
+        if self.held(c, "norm", first=first, last=last):
             parts.append(norm(c.hidden, bias=self.norm_bias))
         return parts
 
@@ -70,6 +75,7 @@ class Family:
         ends: Embedding, last norm and output head.
         defaults: What the class assumes for a field the file leaves out.
         every: More parameters on every stage.
+        inputs: More parameters wherever the embedding is.
         tower: An encoder of other modalities, on every stage, from the whole config.
         nested: The language model's fields are in ``text_config`` where there is one.
         staged: Stages divide the layers; otherwise each holds all of them.
@@ -81,11 +87,12 @@ class Family:
     ends: Ends = Ends()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     every: Extra | None = None
+    inputs: Extra | None = None
     tower: Extra | None = None
     nested: bool = False
     staged: bool = True
     encoder: Block | None = None
-    layers: tuple[str, ...] = ("num_hidden_layers", "n_layer", "num_layers")
+    layers: tuple[str, ...] = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 def stage_layers(layers: int, stages: int, stage: int) -> range:

@@ -7,6 +7,7 @@ from kvheadroom.model.weights.parts import (
     Block,
     Experts,
     Part,
+    PreciseRouter,
     Ranks,
     Tensor,
     column,
@@ -80,6 +81,8 @@ def routed(
     gated_experts: bool = True,
     bias: bool = False,
     usual: bool = True,
+    inner_hidden: int | None = None,
+    precise_router: bool = False,
 ) -> Block:
     """Describe experts behind a router.
 
@@ -97,17 +100,20 @@ def routed(
         gated_experts: Experts have two matrices in.
         bias: Experts have biases.
         usual: Their activation is one that every kernel knows.
+        inner_hidden: Elements in and out of an expert; ``None`` is the residual's width.
+        precise_router: The router's product is float32, whatever *router_bytes* says.
     """
 
     def block(c: Fields, r: Ranks, layer: int) -> list[Part]:
         experts = size(c, count)
         known = experts + (size(c, zero_experts) if zero_experts is not None else 0)
+        router = known * (c.hidden + router_bias)
         parts: list[Part] = [
-            Tensor(known * (c.hidden + router_bias), router_bytes),
+            PreciseRouter(router) if precise_router else Tensor(router, router_bytes),
             Experts(
                 f"{name}.experts",
                 -(-experts // r.expert),
-                c.hidden,
+                inner_hidden or c.hidden,
                 share(size(c, width), r.expert_tensor, "experts"),
                 gated_experts,
                 bias,

@@ -135,12 +135,12 @@ class Fields:
     @property
     def hidden(self) -> int:
         """Elements of the residual stream."""
-        return self.whole("hidden_size", "n_embd", "d_model")
+        return self.whole("hidden_size", "n_embd", "n_embed", "d_model")
 
     @property
     def heads(self) -> int:
         """Query heads of the whole model."""
-        return self.whole("num_attention_heads", "n_head")
+        return self.whole("num_attention_heads", "n_head", "n_heads")
 
     @property
     def kv_heads(self) -> int:

@@ -184,4 +184,9 @@ GEMMA: Final[Mapping[str, Family]] = {
         {"head_dim": 256, "global_head_dim": 512, "hidden_size_per_layer_input": 256},
         every=_per_layer_table,
     ),
+    "VaultGemmaForCausalLM": Family(
+        layer(grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"), gated()),
+        Ends(always_tied=True),
+        {"head_dim": 256},
+    ),
 }

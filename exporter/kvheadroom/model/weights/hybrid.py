@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Final
 
-from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.weights.attention import grouped_attention, latent_attention
 from kvheadroom.model.weights.experts import (
     BLOCK_SPARSE,
@@ -13,12 +12,13 @@ from kvheadroom.model.weights.experts import (
     sparse_by_step,
 )
 from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
-from kvheadroom.model.weights.feed_forward import either, gated, layer, plain, routed
+from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
-from kvheadroom.model.weights.parts import Block, Part, Ranks, Tensor, norm
+from kvheadroom.model.weights.parts import FLOAT32, Part, Ranks, Tensor, column, norm, row, share
 from kvheadroom.model.weights.states import (
     Mamba1,
     Mamba2,
+    full_rank_delta_net,
     gated_delta_net,
     kimi_delta_attention,
     mamba1,
@@ -57,19 +57,6 @@ def _mamba2_fields(c: Fields) -> Mamba2:
         heads=c.whole("num_heads"),
         groups=c.whole("n_groups"),
         state=c.whole("state_size"),
-        kernel=c.whole("conv_kernel"),
-        conv_bias=c.says("use_conv_bias"),
-        bias=c.says("use_bias"),
-    )
-
-
-def _nemotron_h_fields(c: Fields) -> Mamba2:
-    heads = c.whole("mamba_num_heads")
-    return Mamba2(
-        inner=heads * c.whole("mamba_head_dim"),
-        heads=heads,
-        groups=c.whole("n_groups"),
-        state=c.whole("ssm_state_size"),
         kernel=c.whole("conv_kernel"),
         conv_bias=c.says("use_conv_bias"),
         bias=c.says("use_bias"),
@@ -135,40 +122,6 @@ def _is_granite_attention(c: Fields, index: int) -> bool:
     return bool(c.at(name, index) == "attention")
 
 
-def _nemotron_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
-    shared = c.count("n_shared_experts")
-    width = shared * c.whole("moe_shared_expert_intermediate_size") if shared else 0
-    return routed(
-        "n_routed_experts",
-        "moe_intermediate_size",
-        name="mixer",
-        shared=plain(lambda _c: width, name="mixer.shared_experts") if shared else None,
-        correction=True,
-        gated_experts=False,
-    )(c, r, index)
-
-
-_NEMOTRON_KINDS: Final[Mapping[str, Block]] = {
-    "M": mamba2(_nemotron_h_fields, name="mixer"),
-    "*": grouped_attention(name="mixer", qkv_bias="attention_bias", output_bias="attention_bias"),
-    "-": plain(name="mixer", bias="mlp_bias"),
-    "E": _nemotron_experts,
-}
-_NEMOTRON_NAMES: Final = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
-
-
-def _nemotron_layer(c: Fields, r: Ranks, index: int) -> list[Part]:
-    pattern = c.get("hybrid_override_pattern") or c.get("layers_block_type")
-    if not isinstance(pattern, str | list) or index >= len(pattern):
-        raise ModelConfigError(f"{c.architecture}: hybrid_override_pattern is missing or short")
-    kind = _NEMOTRON_NAMES.get(pattern[index], pattern[index])
-    if kind not in _NEMOTRON_KINDS:
-        raise ModelConfigError(
-            f"{c.architecture}: hybrid_override_pattern has no kind {kind!r:.20}"
-        )
-    return [*_NEMOTRON_KINDS[kind](c, r, index), norm(c.hidden)]
-
-
 def _qwen_is_full(c: Fields, index: int) -> bool:
     if c.per_layer("layer_types"):
         return bool(c.at("layer_types", index) == "full_attention")
@@ -206,6 +159,23 @@ def _kimi_shared_width(c: Fields) -> int:
     return c.whole("moe_intermediate_size") * c.whole("num_shared_experts")
 
 
+def _minimax_is_full(c: Fields, index: int) -> bool:
+    if c.per_layer("attn_type_list"):
+        return bool(c.at("attn_type_list", index))
+    return bool(c.at("layer_types", index) == "full_attention")
+
+
+def _lightning_attention(c: Fields, r: Ranks, _index: int) -> list[Part]:
+    """Return linear attention with as many keys and values as queries, a gate and a norm."""
+    width = c.heads * c.head_dim
+    return [
+        column(r, "self_attn.qkv_proj", c.hidden, width, width, width),
+        column(r, "self_attn.output_gate", c.hidden, width),
+        row(r, "self_attn.out_proj", width, c.hidden),
+        Tensor(share(width, r.tensor, "attention heads")),
+    ]
+
+
 def _zamba2_layer(c: Fields, r: Ranks, index: int) -> list[Part]:
     parts = [*mamba2(_zamba2_fields, name="mamba")(c, r, index), norm(c.hidden)]
     if c.at("layers_block_type", index) == "hybrid":
@@ -239,6 +209,18 @@ _LFM2_MIXER: Final = either(
 )
 _QWEN_HYBRID: Final = either(_qwen_is_full, _qwen_attention, gated_delta_net)
 _QWEN_ENDS: Final = Ends(embedding="every")
+_MINIMAX: Final = Family(
+    layer(
+        either(_minimax_is_full, grouped_attention(), _lightning_attention),
+        routed(
+            "num_local_experts",
+            "intermediate_size",
+            name="block_sparse_moe",
+            router_bytes=FLOAT32,
+        ),
+    ),
+    Ends(embedding="first"),
+)
 _MAMBA: Final = Family(
     layer(mamba1(_mamba_fields, name="mixer"), norms=1),
     EVERY_STAGE,
@@ -266,7 +248,19 @@ HYBRID: Final[Mapping[str, Family]] = {
         ),
         EVERY_STAGE,
     ),
-    "NemotronHForCausalLM": Family(_nemotron_layer, EVERY_STAGE),
+    "OlmoHybridForCausalLM": Family(
+        layer(
+            either(
+                _qwen_is_full,
+                grouped_attention(
+                    qkv_bias="attention_bias", output_bias="attention_bias", head_norms="width"
+                ),
+                full_rank_delta_net,
+            ),
+            gated(),
+        ),
+        EVERY_STAGE,
+    ),
     "GraniteMoeHybridForCausalLM": Family(
         layer(
             either(
@@ -278,6 +272,20 @@ HYBRID: Final[Mapping[str, Family]] = {
         ),
         EVERY_STAGE,
     ),
+    "BambaForCausalLM": Family(
+        layer(
+            either(
+                lambda c, index: index in c.per_layer("attn_layer_indices"),
+                grouped_attention(),
+                mamba2(_granite_fields, name="mamba"),
+            ),
+            gated(name="feed_forward"),
+        ),
+        EVERY_STAGE,
+    ),
+    "MiniMaxForCausalLM": _MINIMAX,
+    "MiniMaxM1ForCausalLM": _MINIMAX,
+    "MiniMaxText01ForCausalLM": _MINIMAX,
     "FalconH1ForCausalLM": Family(
         layer(
             grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"),

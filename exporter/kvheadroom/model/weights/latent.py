@@ -1,6 +1,7 @@
 """Decoders with multi-head latent attention."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from kvheadroom.model.weights.attention import latent_attention
@@ -18,6 +19,7 @@ from kvheadroom.model.weights.parts import (
     replicated,
     row,
     share,
+    vocabulary,
 )
 
 _INT32: Final = 4
@@ -73,6 +75,32 @@ def _longcat_layer(c: Fields, r: Ranks, index: int) -> list[Part]:
             zero_experts="zero_expert_num",
         )(c, r, index),
     ]
+
+
+def _pangu_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
+    return routed(
+        "n_routed_experts",
+        "moe_intermediate_size",
+        shared=optional_shared,
+        correction="router_enable_expert_bias",
+    )(c, r, index)
+
+
+def _sandwich_norms(c: Fields, _r: Ranks, _index: int) -> list[Part]:
+    return [norm(2 * c.hidden)] if c.says("sandwich_norm") else []
+
+
+def _ngram_tables(c: Fields, r: Ranks) -> list[Part]:
+    """Return the tables of hashed n-grams, all in one, and what leads from them to the residual.
+
+    Source:
+        vLLM 0.32: table *i* has ratio x vocabulary + 2 *i* + 1 rows.
+    """
+    tables = c.layers("emb_split_num") * (c.layers("emb_neighbor_num") - 1)
+    smallest = c.whole("ngram_vocab_size_ratio") * c.whole("vocab_size") + 1
+    width = c.hidden // tables if tables else 0
+    rows = tables * smallest + tables * (tables - 1)
+    return [vocabulary(r, rows, width), Tensor(tables * width * c.hidden)]
 
 
 def _v4_compressor(c: Fields, dim: int, ratio: int) -> list[Part]:
@@ -140,6 +168,7 @@ def _v4_head(c: Fields, _r: Ranks) -> list[Part]:
 
 _ENDS: Final = Ends(embedding="first")
 _DEEPSEEK: Final = Family(layer(latent_attention, _FEED_FORWARD), _ENDS)
+_LONGCAT: Final = Family(_longcat_layer, _ENDS, layers=("num_layers",))
 _SPARSE: Final = Family(
     layer(latent_attention, _indexer, _FEED_FORWARD), _ENDS, {"topk_method": "noaux_tc"}
 )
@@ -160,5 +189,19 @@ LATENT: Final[Mapping[str, Family]] = {
         EVERY_STAGE,
         {"tie_word_embeddings": True},
     ),
-    "LongcatFlashForCausalLM": Family(_longcat_layer, _ENDS),
+    "LongcatFlashForCausalLM": _LONGCAT,
+    "LongcatFlashNgramForCausalLM": replace(_LONGCAT, inputs=_ngram_tables),
+    "AXK1ForCausalLM": Family(
+        layer(latent_attention, _FEED_FORWARD, norms=3),
+        _ENDS,
+        {"topk_method": "noaux_tc", "first_k_dense_replace": 1},
+    ),
+    "MistralLarge3ForCausalLM": _DEEPSEEK,
+    "PanguUltraMoEForCausalLM": Family(
+        layer(
+            latent_attention,
+            either(after_dense_layers, _pangu_experts, gated(bias="mlp_bias")),
+            _sandwich_norms,
+        )
+    ),
 }

@@ -33,12 +33,31 @@ def _falcon_width(c: Fields) -> int:
     return c.whole("ffn_hidden_size", default=4 * c.hidden)
 
 
+def _bigcode_layer(c: Fields, _r: Ranks, index: int) -> list[Part]:
+    """Return a layer that every rank holds whole: its class has no plan for dividing it."""
+    return layer(
+        grouped_attention(
+            name="attn", heads=_bigcode_heads, qkv_bias=True, output_bias=True, output="c_proj"
+        ),
+        plain(_gpt2_width, bias=True, lead_in="c_fc", lead_out="c_proj"),
+        norm_bias=True,
+    )(c, Ranks(), index)
+
+
 def _gpt2_width(c: Fields) -> int:
     return c.whole("n_inner", default=4 * c.hidden)
 
 
+def _bigcode_heads(c: Fields, _layer: int) -> Heads:
+    return Heads(c.heads, 1 if c.says("multi_query") else c.heads, c.head_dim, c.head_dim)
+
+
 def _gpt2_positions(c: Fields, _r: Ranks) -> list[Part]:
     return [Tensor(c.whole("n_positions", "max_position_embeddings") * c.hidden)]
+
+
+def _shifted_head_norms(c: Fields, _r: Ranks, _layer: int) -> list[Part]:
+    return [norm(2 * c.head_dim, bias=True)] if c.says("qk_layernorm") else []
 
 
 def _opt_tables(c: Fields, r: Ranks) -> list[Part]:
@@ -57,6 +76,11 @@ def _opt_norm(c: Fields, _r: Ranks) -> list[Part]:
 _GPT_ATTENTION: Final = grouped_attention(qkv_bias=True, output_bias=True)
 _GPT2: Final = layer(_GPT_ATTENTION, plain(_gpt2_width, bias=True), norm_bias=True)
 
+_STABLELM: Final = Family(
+    layer(grouped_attention(qkv_bias="use_qkv_bias"), gated(), norm_bias=True),
+    _SHIFTED_EVERYWHERE,
+)
+
 LAYER_NORM: Final[Mapping[str, Family]] = {
     "NemotronForCausalLM": Family(
         layer(
@@ -66,10 +90,7 @@ LAYER_NORM: Final[Mapping[str, Family]] = {
         ),
         _SHIFTED,
     ),
-    "StableLmForCausalLM": Family(
-        layer(grouped_attention(qkv_bias="use_qkv_bias"), gated(), norm_bias=True),
-        _SHIFTED_EVERYWHERE,
-    ),
+    "StableLmForCausalLM": _STABLELM,
     "OPTForCausalLM": Family(
         layer(
             grouped_attention(qkv_bias="enable_bias", output_bias="enable_bias"),
@@ -112,4 +133,54 @@ LAYER_NORM: Final[Mapping[str, Family]] = {
         _SHIFTED,
         {"tie_word_embeddings": True, "use_bias": True},
     ),
+    "BloomForCausalLM": Family(
+        layer(
+            grouped_attention(
+                name="self_attention", qkv_bias=True, output_bias=True, output="dense"
+            ),
+            plain(
+                lambda c: 4 * c.hidden,
+                bias=True,
+                lead_in="dense_h_to_4h",
+                lead_out="dense_4h_to_h",
+            ),
+            norm_bias=True,
+        ),
+        _SHIFTED_EVERYWHERE,
+        _TIED,
+        every=lambda c, _r: [norm(c.hidden, bias=True)],
+    ),
+    "GPTBigCodeForCausalLM": Family(
+        _bigcode_layer,
+        _SHIFTED,
+        {"tie_word_embeddings": True, "multi_query": True},
+        inputs=_gpt2_positions,
+    ),
+    "GPTJForCausalLM": Family(
+        layer(
+            grouped_attention(name="attn", output="out_proj"),
+            plain(_gpt2_width, bias=True, lead_in="fc_in", lead_out="fc_out"),
+            norms=1,
+            norm_bias=True,
+        ),
+        Ends(embedding="every", head="every", norm="every", norm_bias=True, head_bias=True),
+    ),
+    "Jais2ForCausalLM": Family(
+        layer(
+            grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"),
+            plain(bias="mlp_bias"),
+            norm_bias=True,
+        ),
+        _SHIFTED,
+        {"attention_bias": True, "mlp_bias": True},
+    ),
+    "OrionForCausalLM": Family(
+        layer(grouped_attention(), gated(), norm_bias=True), _SHIFTED_EVERYWHERE
+    ),
+    "PersimmonForCausalLM": Family(
+        layer(_GPT_ATTENTION, _shifted_head_norms, plain(bias=True), norm_bias=True),
+        _SHIFTED_EVERYWHERE,
+        {"qk_layernorm": True},
+    ),
+    "StableLMEpochForCausalLM": _STABLELM,
 }

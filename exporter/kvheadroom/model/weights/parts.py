@@ -84,11 +84,24 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class PreciseRouter:
+    """A router whose product is float32.
+
+    It follows the model's dtype where the GPU has a kernel for that, and is float32 elsewhere.
+
+    Attributes:
+        elements: Whole on every rank.
+    """
+
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
 class CacheScales:
     """The scales of one attention's cache, which some quantization methods load."""
 
 
-Part = Linear | Experts | Tensor | CacheScales
+Part = Linear | Experts | Tensor | PreciseRouter | CacheScales
 Block = Callable[[Fields, Ranks, int], list[Part]]
 """The parameters of one layer, by its index."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from kvheadroom.model.weights.bailing import BAILING
 from kvheadroom.model.weights.dense import DENSE
 from kvheadroom.model.weights.encoders import ENCODERS, classifying
 from kvheadroom.model.weights.experts import EXPERTS
@@ -11,10 +12,24 @@ from kvheadroom.model.weights.gemma import GEMMA
 from kvheadroom.model.weights.hybrid import HYBRID
 from kvheadroom.model.weights.latent import LATENT
 from kvheadroom.model.weights.layer_norm import LAYER_NORM
+from kvheadroom.model.weights.nemotron import NEMOTRON
+from kvheadroom.model.weights.pooling import POOLING
+from kvheadroom.model.weights.rotary_encoders import ROTARY_ENCODERS
+from kvheadroom.model.weights.sparse_layers import SPARSE_LAYERS
 from kvheadroom.model.weights.vision import VISION
 
 _CAUSAL: Final = "ForCausalLM"
-_DECODERS: Final = {**DENSE, **LAYER_NORM, **GEMMA, **EXPERTS, **LATENT, **HYBRID}
+_DECODERS: Final = {
+    **DENSE,
+    **LAYER_NORM,
+    **GEMMA,
+    **EXPERTS,
+    **LATENT,
+    **HYBRID,
+    **BAILING,
+    **NEMOTRON,
+    **SPARSE_LAYERS,
+}
 _CLASSIFIERS: Final = {
     name.replace(_CAUSAL, "ForSequenceClassification"): classifying(family)
     for name, family in _DECODERS.items()
@@ -24,6 +39,8 @@ _CLASSIFIERS: Final = {
 FAMILIES: Final[Mapping[str, Family]] = {
     **_CLASSIFIERS,
     **_DECODERS,
+    **POOLING,
     **ENCODERS,
+    **ROTARY_ENCODERS,
     **VISION,
 }

@@ -125,6 +125,25 @@ def gated_delta_net(c: Fields, r: Ranks, _layer: int) -> list[Part]:
     ]
 
 
+def full_rank_delta_net(c: Fields, r: Ranks, _layer: int) -> list[Part]:
+    """Return the linear attention of OLMo-Hybrid, its gates apart from the fused matrix."""
+    key_heads, value_heads = c.whole("linear_num_key_heads"), c.whole("linear_num_value_heads")
+    key_dim = c.whole("linear_key_head_dim", default=int(0.75 * c.hidden / key_heads))
+    value_dim = c.whole("linear_value_head_dim", default=2 * key_dim)
+    keys, values = key_heads * key_dim, value_heads * value_dim
+    own_heads = share(value_heads, r.tensor, "linear attention heads")
+    channels = share(2 * keys + values, r.tensor, "linear attention channels")
+    return [
+        Tensor(2 * own_heads),
+        Tensor(channels * c.whole("linear_conv_kernel_dim", default=4)),
+        column(r, "linear_attn.in_proj_qkvg", c.hidden, keys, keys, values, values),
+        column(r, "linear_attn.b_proj", c.hidden, value_heads),
+        column(r, "linear_attn.a_proj", c.hidden, value_heads),
+        norm(value_dim),
+        row(r, "linear_attn.o_proj", values, c.hidden),
+    ]
+
+
 def short_convolution(*, name: str, bias: Rule) -> Block:
     """Describe the gated short convolution of LFM2."""
 
@@ -141,13 +160,17 @@ def short_convolution(*, name: str, bias: Rule) -> Block:
     return block
 
 
+def delta_state(r: Ranks, heads: int, dim: int, kernel: int) -> list[Part]:
+    """Return what a delta attention keeps beside its matrices: decay, convolutions, a norm."""
+    own = share(heads, r.tensor, "delta attention heads") * dim
+    return [Tensor(own + own // dim + 3 * own * kernel, FLOAT32), norm(dim)]
+
+
 def kimi_delta_attention(c: Fields, r: Ranks, _layer: int) -> list[Part]:
     """Return the delta attention of Kimi Linear, its two gates through a low rank."""
     k = c.part("linear_attn_config")
     dim, heads = k.whole("head_dim"), k.whole("num_heads")
     width = heads * dim
-    own = share(width, r.tensor, "delta attention channels")
-    own_heads = share(heads, r.tensor, "delta attention heads")
     return [
         column(r, "self_attn.qkv_proj", c.hidden, width, width, width),
         column(r, "self_attn.b_proj", c.hidden, heads),
@@ -155,7 +178,6 @@ def kimi_delta_attention(c: Fields, r: Ranks, _layer: int) -> list[Part]:
         column(r, "self_attn.f_b_proj", dim, width),
         replicated("self_attn.g_a_proj", c.hidden, dim),
         column(r, "self_attn.g_b_proj", dim, width),
-        Tensor(own + own_heads + 3 * own * k.whole("short_conv_kernel_size"), FLOAT32),
-        norm(dim),
+        *delta_state(r, heads, dim, k.whole("short_conv_kernel_size")),
         row(r, "self_attn.o_proj", width, c.hidden),
     ]

@@ -1,4 +1,4 @@
-"""How kernels pad experts to their tiles, by GPU."""
+"""How a GPU's kernels want experts and routers allocated."""
 
 from dataclasses import replace
 from typing import Final
@@ -30,6 +30,15 @@ def padded(part: Experts, method: str, capability: tuple[int, int] | None) -> Ex
     if method == "none" and major == _BLACKWELL and part.usual and not part.bias:
         return replace(part, width=_up(part.width, _TILE))
     return part
+
+
+def has_precise_router_kernel(capability: tuple[int, int] | None) -> bool:
+    """Return whether a GPU multiplies 16-bit routers to float32; ``None`` stands for a Hopper.
+
+    Source:
+        vLLM 0.32: Hopper and datacenter Blackwell.
+    """
+    return capability is None or capability == (_HOPPER, 0) or capability[0] == _BLACKWELL
 
 
 def _up(value: int, multiple: int) -> int:

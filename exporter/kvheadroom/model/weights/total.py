@@ -10,16 +10,18 @@ from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.weights.family import Family, stage_layers
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import (
+    FLOAT32,
     CacheScales,
     Experts,
     Linear,
     Part,
+    PreciseRouter,
     Ranks,
     Tensor,
 )
 from kvheadroom.model.weights.quantization import Quantization, read_quantization
 from kvheadroom.model.weights.registry import FAMILIES
-from kvheadroom.model.weights.tiles import padded
+from kvheadroom.model.weights.tiles import has_precise_router_kernel, padded
 
 _DTYPE_BYTES: Final[Mapping[str, int]] = {
     "float32": 4,
@@ -168,9 +170,12 @@ def _element_bytes(
 
 def _stage(model: _Model, layers: int, stages: int, stage: int) -> int:
     family, c, r = model.family, model.fields, model.ranks
-    parts = family.ends.parts(c, r, first=stage == 0, last=stage == stages - 1)
+    first, last = stage == 0, stage == stages - 1
+    parts = family.ends.parts(c, r, first=first, last=last)
     if family.every:
         parts += family.every(c, r)
+    if family.inputs and family.ends.held(c, "embedding", first=first, last=last):
+        parts += family.inputs(c, r)
     if family.tower and isinstance(model.config.get("vision_config"), Mapping):
         parts += family.tower(Fields(c.architecture, model.config, family.defaults), r)
     total = _bytes(parts, "", model.storage)
@@ -195,6 +200,9 @@ def _bytes(parts: Iterable[Part], prefix: str, storage: Storage) -> int:
                 total += method.expert_bytes(held, prefix, element)
             case Tensor():
                 total += part.elements * (part.element_bytes or element)
+            case PreciseRouter():
+                follows = has_precise_router_kernel(storage.capability)
+                total += part.elements * (element if follows else FLOAT32)
             case CacheScales():
                 total += method.scales_bytes(element)
     return total
