@@ -33,59 +33,18 @@ _NOT_IN_FLOAT16: Final = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 _FIRST_WITH_BFLOAT16: Final = (8, 0)
 
 
-def weights_bytes(
-    config: Mapping[str, Any],
-    *,
-    tensor_parallel: int = 1,
-    pipeline_parallel: int = 1,
-    data_parallel: int = 1,
-    expert_parallel: bool = False,
-    dtype: str | None = None,
-    quantization: str | None = None,
-    capability: tuple[int, int] | None = None,
-    runner: str = "generate",
-) -> tuple[int, ...]:
-    """Return the bytes of parameters on one rank of every pipeline stage, first stage first.
-
-    Args:
-        config: A parsed config.json.
-        tensor_parallel: Ranks the matrices are divided over.
-        pipeline_parallel: Stages the layers are divided over.
-        data_parallel: Engines; only experts are divided over them.
-        expert_parallel: Ranks hold whole experts instead of a piece of each.
-        dtype: ``--dtype``; ``None`` or ``auto`` follows vLLM's rule for the checkpoint's dtype.
-        quantization: ``--quantization``; ``None`` follows the checkpoint.
-        capability: Compute capability of the GPU; some kernels pad experts to their tiles.
-        runner: ``pooling`` builds no output head.
-
-    Raises:
-        ModelConfigError: The class or the quantization is not known, a field is missing, or the
-            ranks do not divide the model.
-
-    Source:
-        Parameters as vLLM 0.32's model classes create them; buffers and what kernels add after
-        loading are not in it.
-    """
-    asked = _Asked(
-        Ranks(
-            tensor_parallel,
-            tensor_parallel * data_parallel if expert_parallel else 1,
-            1 if expert_parallel else tensor_parallel * data_parallel,
-        ),
-        pipeline_parallel,
-        dtype,
-        quantization,
-        capability,
-        runner == "pooling",
-    )
-    if min(tensor_parallel, pipeline_parallel, data_parallel) < 1:
-        raise ModelConfigError("a model is held by one rank or more")
-    return _stages(json.dumps(config, sort_keys=True, default=str), asked)
-
-
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """Everything beside the config that decides about weights."""
+class Asked:
+    """Everything beside the config that decides about weights.
+
+    Attributes:
+        ranks: Over how many the parameters are divided.
+        stages: Pipeline stages.
+        dtype: ``--dtype``; ``None`` or ``auto`` follows the checkpoint.
+        quantization: ``--quantization``; ``None`` follows the checkpoint.
+        capability: Compute capability of the GPU.
+        headless: No output head is built.
+    """
 
     ranks: Ranks
     stages: int
@@ -95,8 +54,17 @@ class _Asked:
     headless: bool
 
 
+def stages_bytes(config: Mapping[str, Any], asked: Asked) -> tuple[int, ...]:
+    """Return the bytes of one rank of every stage; `kvheadroom.model.weights` says more.
+
+    Raises:
+        ModelConfigError: The model's parameters are not known.
+    """
+    return _stages(json.dumps(config, sort_keys=True, default=str), asked)
+
+
 @lru_cache(maxsize=1024)
-def _stages(text: str, asked: _Asked) -> tuple[int, ...]:
+def _stages(text: str, asked: Asked) -> tuple[int, ...]:
     config = json.loads(text)
     family, fields = _family(config)
     if asked.headless:
