@@ -243,6 +243,13 @@ def check_health(url: str) -> int:
     "--model-config", "model_configs", multiple=True, help="config.json: PATH or MODEL=PATH."
 )
 @click.option("--weights", multiple=True, help="Pin the weights: once, or once per server.")
+@click.option(
+    "--weights-from",
+    multiple=True,
+    metavar="[MODEL=]PATH",
+    help="Where the weights of a class that is not known by name are read: the hub's saved answer "
+    "(/api/models/MODEL), an index of shards, a safetensors file or a folder.",
+)
 @click.option("--activation", multiple=True, help="Pin the activation peak.")
 @click.option("--non-torch", multiple=True, help="Pin memory outside the tensor library.")
 @click.option("--cuda-graphs", multiple=True, help="Pin what is set aside for graphs.")
@@ -320,7 +327,8 @@ def explain_log(log: str, as_json: bool) -> None:
     required=True,
     metavar="FILE|-",
     help="Questions, one JSON object a line: config or path, args, available_bytes, vllm_version, "
-    "gpu. The answers come in the same order.",
+    "gpu, weights_from (as in plan: a path, or the JSON itself). The answers come in the same "
+    "order.",
 )
 def capacity(batch: str) -> None:
     """Say what vLLM would allocate: blocks, tokens, concurrency, weights, or why it refuses.

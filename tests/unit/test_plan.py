@@ -349,3 +349,67 @@ def test_a_manifests_arguments_can_be_pasted() -> None:
     (service,) = planned("--gpu", "h100", "--serve", serve)["services"]
 
     assert (service["name"], service["max_model_len"]) == ("Qwen3-8B", 8192)
+
+
+# Its cache is known, the bytes of its weights are not.
+PACKED_SOMEHOW = {**QWEN25_7B, "quantization_config": {"quant_method": "never-heard-of"}}
+HUB_ANSWER = {"id": "org/m", "safetensors": {"parameters": {"BF16": 7_615_616_512}}}
+INDEX = {"metadata": {"total_size": 15_231_233_024}, "weight_map": {}}
+WHOLE = 15_231_233_024
+
+
+def saved(folder: Path, name: str, content: object) -> str:
+    (folder / name).write_text(json.dumps(content))
+    return str(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "expected_bytes"),
+    [
+        (HUB_ANSWER, "", WHOLE),
+        (INDEX, "", WHOLE),
+        (HUB_ANSWER, "-tp 4", WHOLE // 4),
+        (HUB_ANSWER, "--dtype float32", 2 * WHOLE),
+        ({"safetensors": {"parameters": {"F32": 7_615_616_512}}}, "", WHOLE),
+        ({"safetensors": {"parameters": {"I32": 100, "F32": 10}}}, "", 440),
+    ],
+)
+def test_weights_that_are_not_known_are_read_from_what_was_saved(
+    tmp_path: Path, content: object, flags: str, expected_bytes: int
+) -> None:
+    """The hub counts 7,615,616,512 parameters of Qwen2.5-7B, its index twice as many bytes.
+
+    Ranks share them evenly; a float32 checkpoint is served in 16 bits, scales beside packed
+    integers stay what they are.
+    """
+    plan = planned(
+        *("--gpu", "h100", "--serve", f"vllm serve org/m --max-model-len 8K {flags}"),
+        *("--model-config", saved(tmp_path, "config.json", PACKED_SOMEHOW)),
+        *("--weights-from", "org/m=" + saved(tmp_path, "saved.json", content)),
+    )
+
+    weights = plan["services"][0]["weights"]
+    assert (weights["bytes"], weights["source"]) == (expected_bytes, "files")
+
+
+def test_an_index_beside_the_config_is_found(tmp_path: Path) -> None:
+    """People copy config.json and the index, not 15 GB of shards."""
+    saved(tmp_path, "model.safetensors.index.json", INDEX)
+    config = saved(tmp_path, "config.json", PACKED_SOMEHOW)
+
+    plan = planned("--gpu", "h100", "--serve", "vllm serve org/m", "--model-config", config)
+
+    assert plan["services"][0]["weights"]["bytes"] == WHOLE
+
+
+def test_a_saved_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    """A config.json where the weights should be says neither bytes nor parameters."""
+    config = saved(tmp_path, "config.json", PACKED_SOMEHOW)
+
+    said = refused(
+        *("--gpu", "h100", "--serve", "vllm serve org/m"),
+        *("--model-config", config, "--weights-from", config),
+    )
+
+    assert "safetensors.parameters" in said
+    assert config in said

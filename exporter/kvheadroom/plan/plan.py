@@ -19,6 +19,7 @@ from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.config import read_model
 from kvheadroom.model.facts import read_facts
 from kvheadroom.model.layers import ModelLayers
+from kvheadroom.plan.checkpoint import Checkpoint, even_bytes
 
 # From here on vLLM sets the graphs' estimate aside before it sizes the cache.
 _GRAPHS_SET_ASIDE: Final[Version] = (0, 20, 0)
@@ -57,7 +58,7 @@ class Service:
         command: What starts it.
         config: Its model's config.json.
         pins: What is known of its memory.
-        checkpoint_bytes: Tensors in the model's files; ``None`` where they are not at hand.
+        checkpoint: Tensors in the model's files; ``None`` where they are not at hand.
         version: Its own vLLM's version; ``None`` is the plan's.
     """
 
@@ -65,7 +66,7 @@ class Service:
     command: ServeCommand
     config: Mapping[str, Any]
     pins: Pins
-    checkpoint_bytes: int | None = None
+    checkpoint: Checkpoint | None = None
     version: Version | None = None
 
     @property
@@ -231,11 +232,10 @@ def _weights(service: Service, options: EngineOptions) -> Estimate:
             service.config, options, quantization=asked if isinstance(asked, str) else None
         )
     except ModelConfigError:
-        if service.checkpoint_bytes is None:
+        if service.checkpoint is None:
             raise
-        # What lies on disk, cut evenly: near enough where the parameters are not known by name.
-        ranks = options.tensor_parallel * options.pipeline_parallel
-        return exactly(-(-service.checkpoint_bytes // ranks), "files")
+        # Near enough where the parameters are not known by name.
+        return exactly(even_bytes(service.checkpoint, options), "files")
     # The stage with the most weights has the least left, and the least binds.
     return exactly(max(per_rank), "computed")
 
