@@ -413,3 +413,21 @@ def test_a_saved_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 
     assert "safetensors.parameters" in said
     assert config in said
+
+
+def test_adapters_and_offloading_change_the_weights() -> None:
+    """Llama-3.1-8B has 554,139,648 B of buffers for three adapters of rank 32.
+
+    Source: tests/evidence/weights/adapters.json; the model's own bytes are of the oracle.
+    """
+    config = Path(__file__).parent.parent / "evidence/oracle/configs/llama-3.1-8b.json"
+
+    def weights(flags: str) -> int:
+        serve = f"vllm serve m --max-model-len 8K {flags}"
+        plan = planned("--gpu", "h100", "--serve", serve, "--model-config", str(config))
+        count: int = plan["services"][0]["weights"]["bytes"]
+        return count
+
+    alone = weights("")
+    assert weights("--enable-lora --max-loras 3 --max-lora-rank 32") == alone + 554_139_648
+    assert weights("--cpu-offload-gb 1000") == 2 * 128256 * 4096 * 2 + 4096 * 2

@@ -10,7 +10,13 @@ from kvheadroom.model.weights.checkpoint import (
     bytes_of_index,
 )
 
-__all__ = ["bytes_by_dtype", "bytes_of_hub_answer", "bytes_of_index", "weights_bytes"]
+__all__ = [
+    "adapter_bytes",
+    "bytes_by_dtype",
+    "bytes_of_hub_answer",
+    "bytes_of_index",
+    "weights_bytes",
+]
 
 
 def weights_bytes(
@@ -24,6 +30,7 @@ def weights_bytes(
     quantization: str | None = None,
     capability: tuple[int, int] | None = None,
     runner: str = "generate",
+    offload_bytes: int = 0,
 ) -> tuple[int, ...]:
     """Return the bytes of parameters on one rank of every pipeline stage, first stage first.
 
@@ -37,6 +44,8 @@ def weights_bytes(
         quantization: ``--quantization``; ``None`` follows the checkpoint.
         capability: Compute capability of the GPU; some kernels pad experts to their tiles.
         runner: ``pooling`` builds no output head.
+        offload_bytes: ``--cpu-offload-gb`` of each rank: parameters of its layers are moved to the
+            CPU, whole and in their order, until they reach this.
 
     Raises:
         ModelConfigError: The class or the quantization is not known, a field is missing, or the
@@ -63,5 +72,45 @@ def weights_bytes(
         quantization,
         capability,
         runner == "pooling",
+        offload_bytes,
     )
     return stages_bytes(config, asked)
+
+
+def adapter_bytes(
+    config: Mapping[str, Any],
+    *,
+    slots: int,
+    rank: int,
+    dtype: str = "bfloat16",
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    runner: str = "generate",
+) -> tuple[int, ...]:
+    """Return the bytes of LoRA buffers on one rank of every pipeline stage, first stage first.
+
+    Args:
+        config: A parsed config.json.
+        slots: Adapters of one batch (``--max-loras``).
+        rank: The largest rank of an adapter (``--max-lora-rank``).
+        dtype: Of the buffers' elements.
+        tensor_parallel: Ranks the matrices are divided over.
+        pipeline_parallel: Stages the layers are divided over.
+        runner: ``pooling`` builds no output head.
+
+    Raises:
+        ModelConfigError: The buffers of the class are not known, or vLLM refuses it.
+
+    Source:
+        vLLM 0.32, the LoRA layers' buffers, which are allocated before any adapter is loaded.
+    """
+    from kvheadroom.model.weights.adapters import adapter_elements  # noqa: PLC0415
+
+    element_bytes = 4 if dtype == "float32" else 2
+    elements = adapter_elements(
+        config,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        headless=runner == "pooling",
+    )
+    return tuple(slots * rank * element_bytes * each for each in elements)

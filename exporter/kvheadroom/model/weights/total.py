@@ -44,6 +44,8 @@ class Asked:
         quantization: ``--quantization``; ``None`` follows the checkpoint.
         capability: Compute capability of the GPU.
         headless: No output head is built.
+        offload_bytes: Parameters of the layers that are moved to the CPU, one after the other
+            until they reach this.
     """
 
     ranks: Ranks
@@ -52,6 +54,7 @@ class Asked:
     quantization: str | None
     capability: tuple[int, int] | None
     headless: bool
+    offload_bytes: int = 0
 
 
 def stages_bytes(config: Mapping[str, Any], asked: Asked) -> tuple[int, ...]:
@@ -66,7 +69,7 @@ def stages_bytes(config: Mapping[str, Any], asked: Asked) -> tuple[int, ...]:
 @lru_cache(maxsize=1024)
 def _stages(text: str, asked: Asked) -> tuple[int, ...]:
     config = json.loads(text)
-    family, fields = _family(config)
+    family, fields = find_family(config)
     if asked.headless:
         family = replace(family, ends=replace(family.ends, head="none"))
     storage = Storage(
@@ -78,7 +81,14 @@ def _stages(text: str, asked: Asked) -> tuple[int, ...]:
     if asked.stages > layers:
         raise ModelConfigError(f"{fields.architecture}: {asked.stages} stages for {layers} layers")
     model = _Model(family, config, fields, asked.ranks, storage)
-    return tuple(_stage(model, layers, asked.stages, stage) for stage in range(asked.stages))
+    if asked.offload_bytes and (not family.staged or family.encoder or family.tower):
+        raise ModelConfigError(
+            f"--cpu-offload-gb: what it moves of {fields.architecture:.80} is not known"
+        )
+    return tuple(
+        _stage(model, layers, asked.stages, stage, asked.offload_bytes)
+        for stage in range(asked.stages)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,12 @@ class _Model:
     storage: Storage
 
 
-def _family(config: Mapping[str, Any]) -> tuple[Family, Fields]:
+def find_family(config: Mapping[str, Any]) -> tuple[Family, Fields]:
+    """Return what the config's class is made of, and the fields that decide about it.
+
+    Raises:
+        ModelConfigError: The class is not known.
+    """
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else "(none)"
     family = FAMILIES.get(name)
@@ -134,7 +149,7 @@ def _element_bytes(
     return 4 if without_bfloat16 and config.get("model_type") in _NOT_IN_FLOAT16 else 2
 
 
-def _stage(model: _Model, layers: int, stages: int, stage: int) -> int:
+def _stage(model: _Model, layers: int, stages: int, stage: int, offload_bytes: int) -> int:
     family, c, r = model.family, model.fields, model.ranks
     parts = family.ends.parts(c, r, first=stage == 0, last=stage == stages - 1)
     if family.every:
@@ -143,12 +158,31 @@ def _stage(model: _Model, layers: int, stages: int, stage: int) -> int:
         parts += family.tower(Fields(c.architecture, model.config, family.defaults), r)
     total = _bytes(parts, "", model.storage)
     held = stage_layers(layers, stages, stage) if family.staged else range(layers)
+    to_move = offload_bytes
     for index in held:
-        total += _bytes(family.block(c, r, index), f"model.layers.{index}.", model.storage)
+        prefix = f"model.layers.{index}."
+        for part in family.block(c, r, index):
+            for size in _parameters(part, _bytes([part], prefix, model.storage), model.storage):
+                if to_move > 0:
+                    to_move -= size
+                else:
+                    total += size
     if family.encoder:
         for index in stage_layers(c.layers("encoder_layers"), stages, stage):
             total += _bytes(family.encoder(c, r, index), f"encoder.layers.{index}.", model.storage)
     return total
+
+
+def _parameters(part: Part, size: int, storage: Storage) -> tuple[int, ...]:
+    """Return *size*, the bytes of *part*, by parameter in the order in which vLLM makes them."""
+    match part:
+        case Experts(gated=gated):
+            inward = size * 2 // 3 if gated else size // 2
+            return inward, size - inward
+        case Linear(bias=True):
+            bias = sum(part.outputs) * storage.element_bytes
+            return size - bias, bias
+    return (size,)
 
 
 def _bytes(parts: Iterable[Part], prefix: str, storage: Storage) -> int:
