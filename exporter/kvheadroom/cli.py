@@ -235,6 +235,11 @@ def check_health(url: str) -> int:
 @main.command()
 @click.option("--gpu", required=True, help="Its memory (12GiB), or a name such as h100.")
 @click.option(
+    "--gpus",
+    type=click.IntRange(min=1),
+    help="How many of them.  [default: as many as tensor, pipeline and data parallelism ask]",
+)
+@click.option(
     "--serve",
     multiple=True,
     help="A server's command line, 'vllm serve …'; repeatable, in the order of their start.",
@@ -267,7 +272,7 @@ def check_health(url: str) -> int:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @click.option("--check", is_flag=True, help="Exit 1 if it does not fit.")
 def plan(as_json: bool, check: bool, **given: Any) -> int:  # noqa: ANN401
-    """Say whether servers fit on one GPU, what binds, and what to change."""
+    """Say whether servers fit on one GPU, or on several alike, what binds, and what to change."""
     import json  # noqa: PLC0415
 
     from kvheadroom.plan import plan_text  # noqa: PLC0415

@@ -96,6 +96,7 @@ class PlanFlags:
     vllm_version: str | None = None
     context: str | None = None
     requests: int | None = None
+    gpus: int | None = None
 
 
 def plan_from(flags: PlanFlags) -> Plan:
@@ -131,6 +132,7 @@ def plan_from(flags: PlanFlags) -> Plan:
         context_tokens=parse_token_count(flags.context) if flags.context else None,
         requests=flags.requests,
         reserved_bytes=parse_bytes(flags.reserved) if flags.reserved else 0,
+        cards=flags.gpus,
     )
 
 

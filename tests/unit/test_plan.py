@@ -431,3 +431,35 @@ def test_adapters_and_offloading_change_the_weights() -> None:
     alone = weights("")
     assert weights("--enable-lora --max-loras 3 --max-lora-rank 32") == alone + 554_139_648
     assert weights("--cpu-offload-gb 1000") == 2 * 128256 * 4096 * 2 + 4096 * 2
+
+
+LLAMA_8B = str(Path(__file__).parent.parent / "evidence/oracle/configs/llama-3.1-8b.json")
+NOTHING_ELSE = ("--activation", "0", "--non-torch", "0", "--cuda-graphs", "0")
+
+
+def test_stages_have_weights_of_their_own_and_the_poorest_binds() -> None:
+    """Two stages of Llama-3.1-8B hold 8,030,257,152 and 8,030,265,344 B; a block is 1 MiB on each.
+
+    Source: vLLM 0.32.0's model class built without data; 16 layers x 16 tokens x 4 KiB a block.
+    """
+    plan = planned(
+        *("--gpu", "24GiB", "--serve", "vllm serve m -pp 2 --gpu-mem 0.5 --max-model-len 8K"),
+        *("--model-config", LLAMA_8B, *NOTHING_ELSE),
+    )
+
+    (service,) = plan["services"]
+    assert service["stage_weights_bytes"] == [8_030_257_152, 8_030_265_344]
+    assert service["num_blocks"] == (12 * GIB - 8_030_265_344) // 2**20
+    assert (plan["gpus"], service["gpus"]) == (2, 2)
+
+
+def test_more_ranks_than_gpus_do_not_fit() -> None:
+    """Two tensor ranks in each of two engines take four GPUs."""
+    asked = (
+        *("--gpu", "h100", "--serve", "vllm serve m -tp 2 -dp 2", "--model-config", LLAMA_8B),
+        *KNOWN,
+    )
+
+    assert planned(*asked, "--gpus", "4")["fits"]
+    assert not planned(*asked, "--gpus", "3")["fits"]
+    assert "asks for 4 GPUs" in CliRunner().invoke(main, ["plan", *asked, "--gpus", "3"]).output
