@@ -233,7 +233,7 @@ def check_health(url: str) -> int:
 
 
 @main.command()
-@click.option("--gpu", required=True, help="Its memory (12GiB), or a name such as h100.")
+@click.option("--gpu", required=True, help="Its memory (12GiB), or a name: h100, h200/1g.18gb.")
 @click.option(
     "--gpus",
     type=click.IntRange(min=1),
@@ -265,7 +265,10 @@ def check_health(url: str) -> int:
     multiple=True,
     help="What an earlier start printed replaces estimates: once, or once per server.",
 )
-@click.option("--reserved", help="What a desktop or another tenant holds.")
+@click.option(
+    "--reserved",
+    help="What a desktop, another tenant or, with memory shared with the CPU, the system holds.",
+)
 @click.option("--vllm-version", help="[default: the image's tag, else 0.32.0]")
 @click.option("--context", help="Count requests of this many tokens (8K).")
 @click.option("--requests", type=click.IntRange(min=1), help="How many should be resident at once.")

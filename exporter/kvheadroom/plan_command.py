@@ -108,6 +108,7 @@ def plan_from(flags: PlanFlags) -> Plan:
     """
     if not flags.serve:
         raise ConfigError('nothing to plan: give --serve "vllm serve MODEL …" at least once')
+    device = find_gpu(flags.gpu)
     commands = [parse_serve_command(line, read_config=read_yaml) for line in flags.serve]
     configs = _configs(commands, flags.model_configs)
     checkpoints = _chosen("--weights-from", commands, flags.weights_from)
@@ -126,7 +127,7 @@ def plan_from(flags: PlanFlags) -> Plan:
         )
     ]
     return make_plan(
-        find_gpu(flags.gpu),
+        device,
         services,
         version=_version(flags.vllm_version or NEWEST_VERSION),
         context_tokens=parse_token_count(flags.context) if flags.context else None,

@@ -203,9 +203,23 @@ def test_a_secret_in_a_serve_command_is_not_repeated() -> None:
     assert "sk-never-shown" not in result.output
 
 
-@pytest.mark.parametrize(("text", "total"), [("H100", 85_029_158_912), ("24GB", 24 * 10**9)])
+@pytest.mark.parametrize(
+    ("text", "total"),
+    [
+        ("H100", 85_029_158_912),
+        ("24GB", 24 * 10**9),
+        ("NVIDIA H200", 143_156 * 2**20),
+        ("A100-40GB", 42_298_834_944),
+        ("a100/1g.10gb", 9728 * 2**20),
+        ("H100-80GB/3g.40gb", 40_192 * 2**20),
+        ("NVIDIA H200 MIG 1g.18gb", 16 * 2**30),
+    ],
+)
 def test_a_gpu_is_named_or_measured(text: str, total: int) -> None:
-    """What a driver reports of the card, and decimal gigabytes as such."""
+    """What CUDA reports of the card or its slice, and decimal gigabytes as such.
+
+    Source: public device properties and profile lists, named beside the presets.
+    """
     assert find_gpu(text).total_bytes == total
 
 
@@ -463,3 +477,11 @@ def test_more_ranks_than_gpus_do_not_fit() -> None:
     assert planned(*asked, "--gpus", "4")["fits"]
     assert not planned(*asked, "--gpus", "3")["fits"]
     assert "asks for 4 GPUs" in CliRunner().invoke(main, ["plan", *asked, "--gpus", "3"]).output
+
+
+def test_a_slice_that_is_not_known_is_not_guessed() -> None:
+    """A slice's memory is not the profile's name, so the reader is asked for it."""
+    said = refused("--gpu", "h100/1g.10gb", "--serve", "vllm serve m")
+
+    assert "nvidia-smi" in said
+    assert "h100/3g.40gb" in said
