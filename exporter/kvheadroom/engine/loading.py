@@ -17,6 +17,10 @@ _ADAPTER_CHANGES: Final = (
     *("enable-mixed-moe-lora-format", "enable-moe-shared-loras"),
 )
 _OFFLOAD_CHANGES: Final = ("cpu-offload-params", "offload-group-size")
+_SWITCHED_ON_BY: Final = frozenset(
+    {"cpu-offload-gb", "enable-lora", "offload-backend", "offload-group-size"}
+)
+_NOTHING: Final = Loading()
 
 
 def read_loading(options: Mapping[str, OptionValue], dtype: str) -> Loading:
@@ -32,6 +36,8 @@ def read_loading(options: Mapping[str, OptionValue], dtype: str) -> Loading:
     Source:
         vLLM 0.32, the LoRA and offloading configurations.
     """
+    if _SWITCHED_ON_BY.isdisjoint(options):
+        return _NOTHING
     gib = options.get("cpu-offload-gb") or 0
     if isinstance(gib, bool) or not isinstance(gib, int | float) or not 0 <= gib < float("inf"):
         raise ConfigError("--cpu-offload-gb: must be 0 or more GiB")

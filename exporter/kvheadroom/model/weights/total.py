@@ -160,13 +160,13 @@ def _stage(model: _Model, layers: int, stages: int, stage: int, offload_bytes: i
     held = stage_layers(layers, stages, stage) if family.staged else range(layers)
     to_move = offload_bytes
     for index in held:
-        prefix = f"model.layers.{index}."
-        for part in family.block(c, r, index):
+        prefix, parts = f"model.layers.{index}.", family.block(c, r, index)
+        while to_move > 0 and parts:
+            part = parts.pop(0)
             for size in _parameters(part, _bytes([part], prefix, model.storage), model.storage):
-                if to_move > 0:
-                    to_move -= size
-                else:
-                    total += size
+                total += 0 if to_move > 0 else size
+                to_move -= size
+        total += _bytes(parts, prefix, model.storage)
     if family.encoder:
         for index in stage_layers(c.layers("encoder_layers"), stages, stage):
             total += _bytes(family.encoder(c, r, index), f"encoder.layers.{index}.", model.storage)
