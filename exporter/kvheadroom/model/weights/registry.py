@@ -11,6 +11,7 @@ from kvheadroom.model.weights.gemma import GEMMA
 from kvheadroom.model.weights.hybrid import HYBRID
 from kvheadroom.model.weights.latent import LATENT
 from kvheadroom.model.weights.layer_norm import LAYER_NORM
+from kvheadroom.model.weights.retrieval import RETRIEVAL
 from kvheadroom.model.weights.vision import VISION
 
 _CAUSAL: Final = "ForCausalLM"
@@ -26,4 +27,5 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **_DECODERS,
     **ENCODERS,
     **VISION,
+    **RETRIEVAL,
 }

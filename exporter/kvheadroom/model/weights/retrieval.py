@@ -1,0 +1,66 @@
+"""Classes that score or embed token by token: a known body and a small projection after it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from kvheadroom.model.weights.dense import DENSE
+from kvheadroom.model.weights.encoders import ENCODERS
+from kvheadroom.model.weights.experts import EXPERTS
+from kvheadroom.model.weights.family import Extra, Family
+from kvheadroom.model.weights.fields import Fields
+from kvheadroom.model.weights.hybrid import HYBRID
+from kvheadroom.model.weights.parts import FLOAT32, Part, Ranks, Tensor, share, vocabulary
+from kvheadroom.model.weights.vision import VISION
+
+# transformers' class of the privacy filter: 8 entities with four marks each, and none.
+_PRIVACY_LABELS: Final = 33
+
+
+def _ending(family: Family, projection: Extra, **defaults: object) -> Family:
+    """Return *family* with *projection* in place of an output head."""
+
+    def every(c: Fields, r: Ranks) -> list[Part]:
+        before = family.every(c, r) if family.every else []
+        return [*before, *projection(c, r)]
+
+    return replace(
+        family,
+        ends=replace(family.ends, head="none"),
+        every=every,
+        defaults={**family.defaults, **defaults},
+    )
+
+
+def _token_projection(c: Fields, _r: Ranks) -> list[Part]:
+    """Return ColBERT's projection, float32 and whole on every rank."""
+    return [Tensor(c.hidden * c.whole("colbert_dim", "dim", "projection_dim"), FLOAT32)]
+
+
+def _jina_projector(c: Fields, _r: Ranks) -> list[Part]:
+    half = c.hidden // 2
+    return [Tensor(c.hidden * half + half * c.whole("embedding_size"))]
+
+
+def _jina_vision_score(c: Fields, r: Ranks) -> list[Part]:
+    """Return a scorer of two layers, float32; the class keeps its unused output head."""
+    own = share(c.hidden, r.tensor, "score")
+    scorer = Tensor(own * (c.hidden + 1) + own + 1, FLOAT32)
+    return [scorer] if c.tied else [vocabulary(r, c.whole("vocab_size"), c.hidden), scorer]
+
+
+def _privacy_score(c: Fields, _r: Ranks) -> list[Part]:
+    labels = c.get("id2label")
+    count = len(labels) if isinstance(labels, Mapping) else c.whole("num_labels")
+    return [Tensor(count * (c.hidden + 1), FLOAT32)]
+
+
+RETRIEVAL: Final[Mapping[str, Family]] = {
+    "ColBERTLfm2Model": _ending(HYBRID["Lfm2ForCausalLM"], _token_projection),
+    "ColBERTModernBertModel": _ending(ENCODERS["ModernBertModel"], _token_projection),
+    "JinaForRanking": _ending(DENSE["Qwen3ForCausalLM"], _jina_projector),
+    "JinaVLForRanking": _ending(VISION["Qwen2VLForConditionalGeneration"], _jina_vision_score),
+    "OpenAIPrivacyFilterForTokenClassification": _ending(
+        EXPERTS["GptOssForCausalLM"], _privacy_score, num_labels=_PRIVACY_LABELS
+    ),
+}
