@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvheadroom.cli import main
-from kvheadroom.errors import ConfigError
+from kvheadroom.errors import ConfigError, ModelConfigError
 from kvheadroom.plan.gpus import find_gpu
 from kvheadroom.units import GIB
 
@@ -485,3 +485,20 @@ def test_a_slice_that_is_not_known_is_not_guessed() -> None:
 
     assert "nvidia-smi" in said
     assert "h100/3g.40gb" in said
+
+
+def test_what_adapters_took_in_older_versions_is_not_guessed() -> None:
+    """Until vLLM 0.12 every adapter had room for a vocabulary of its own (pull request 28545)."""
+    arguments = (
+        "--gpu",
+        "h100",
+        "--serve",
+        "vllm serve m --enable-lora",
+        "--vllm-version",
+        "0.9.2",
+    )
+
+    result = CliRunner().invoke(main, ["plan", *arguments, "--model-config", LLAMA_8B])
+
+    assert isinstance(result.exception, ModelConfigError)
+    assert "0.12" in str(result.exception)

@@ -1,11 +1,15 @@
 """Weight bytes of a server's ranks, by its model and its settings."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from kvheadroom.engine.options import EngineOptions
+from kvheadroom.engine.versions import Version
 from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.weights import adapter_bytes, weights_bytes
+
+# Until then adapters had room for a vocabulary of their own (pull request 28545).
+_ONE_VOCABULARY_SINCE: Final[Version] = (0, 12, 0)
 
 
 def rank_weights(
@@ -49,6 +53,8 @@ def adapter_buffers(config: Mapping[str, Any], options: EngineOptions) -> tuple[
     asked = options.loading.adapters
     if asked is None:
         return (0,) * options.pipeline_parallel
+    if options.version < _ONE_VOCABULARY_SINCE:
+        raise ModelConfigError("--enable-lora: its buffers are not known before vLLM 0.12")
     if options.expert_parallel:
         raise ModelConfigError("--enable-lora: its buffers are not known for whole experts a rank")
     return adapter_bytes(
