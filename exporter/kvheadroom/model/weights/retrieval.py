@@ -10,11 +10,13 @@ from kvheadroom.model.weights.experts import EXPERTS
 from kvheadroom.model.weights.family import Extra, Family
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.hybrid import HYBRID
-from kvheadroom.model.weights.parts import FLOAT32, Part, Ranks, Tensor, share, vocabulary
+from kvheadroom.model.weights.parts import FLOAT32, Part, Ranks, Tensor, share
 from kvheadroom.model.weights.vision import VISION
 
 # transformers' class of the privacy filter: 8 entities with four marks each, and none.
 _PRIVACY_LABELS: Final = 33
+# The first of these that is given counts the elements of a token's vector.
+_TOKEN_DIMENSIONS: Final = ("embed_dim", "dims", "dim", "projection_dim", "colbert_dim")
 
 
 def _ending(family: Family, projection: Extra, **defaults: object) -> Family:
@@ -43,10 +45,21 @@ def _jina_projector(c: Fields, _r: Ranks) -> list[Part]:
 
 
 def _jina_vision_score(c: Fields, r: Ranks) -> list[Part]:
-    """Return a scorer of two layers, float32; the class keeps its unused output head."""
+    """Return a scorer of two layers, float32 and divided."""
     own = share(c.hidden, r.tensor, "score")
-    scorer = Tensor(own * (c.hidden + 1) + own + 1, FLOAT32)
-    return [scorer] if c.tied else [vocabulary(r, c.whole("vocab_size"), c.hidden), scorer]
+    return [Tensor(own * (c.hidden + 1) + own + 1, FLOAT32)]
+
+
+def _seeing_tokens(family: Family) -> Family:
+    """Return a class that reads images with a projection after it, of the dimension it names."""
+
+    def tower(c: Fields, r: Ranks) -> list[Part]:
+        before = family.tower(c, r) if family.tower else []
+        # Where no field says it, the projection is made of what the checkpoint holds.
+        elements = c.count(*_TOKEN_DIMENSIONS) * c.part("text_config").hidden
+        return [*before, Tensor(elements, FLOAT32)]
+
+    return replace(family, tower=tower, keeps_head=True)
 
 
 def _privacy_score(c: Fields, _r: Ranks) -> list[Part]:
@@ -55,12 +68,19 @@ def _privacy_score(c: Fields, _r: Ranks) -> list[Part]:
     return [Tensor(count * (c.hidden + 1), FLOAT32)]
 
 
+_COL_QWEN3: Final = _seeing_tokens(VISION["Qwen3VLForConditionalGeneration"])
+
 RETRIEVAL: Final[Mapping[str, Family]] = {
     "ColBERTLfm2Model": _ending(HYBRID["Lfm2ForCausalLM"], _token_projection),
     "ColBERTModernBertModel": _ending(ENCODERS["ModernBertModel"], _token_projection),
+    "ColQwen3": _COL_QWEN3,
     "JinaForRanking": _ending(DENSE["Qwen3ForCausalLM"], _jina_projector),
-    "JinaVLForRanking": _ending(VISION["Qwen2VLForConditionalGeneration"], _jina_vision_score),
+    "JinaVLForRanking": replace(
+        VISION["Qwen2VLForConditionalGeneration"], every=_jina_vision_score, keeps_head=True
+    ),
     "OpenAIPrivacyFilterForTokenClassification": _ending(
         EXPERTS["GptOssForCausalLM"], _privacy_score, num_labels=_PRIVACY_LABELS
     ),
+    "OpsColQwen3Model": _COL_QWEN3,
+    "Qwen3VLNemotronEmbedModel": _COL_QWEN3,
 }

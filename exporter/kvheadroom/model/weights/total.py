@@ -70,7 +70,7 @@ def stages_bytes(config: Mapping[str, Any], asked: Asked) -> tuple[int, ...]:
 def _stages(text: str, asked: Asked) -> tuple[int, ...]:
     config = json.loads(text)
     family, fields = find_family(config)
-    if asked.headless:
+    if asked.headless and not family.keeps_head:
         family = replace(family, ends=replace(family.ends, head="none"))
     storage = Storage(
         read_quantization(config, asked.quantization),
