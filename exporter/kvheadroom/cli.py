@@ -233,7 +233,12 @@ def check_health(url: str) -> int:
 
 
 @main.command()
-@click.option("--gpu", required=True, help="Its memory (12GiB), or a name such as h100.")
+@click.option("--gpu", required=True, help="Its memory (12GiB), or a name: h100, h200/1g.18gb.")
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=1),
+    help="How many of them.  [default: as many as tensor, pipeline and data parallelism ask]",
+)
 @click.option(
     "--serve",
     multiple=True,
@@ -243,6 +248,13 @@ def check_health(url: str) -> int:
     "--model-config", "model_configs", multiple=True, help="config.json: PATH or MODEL=PATH."
 )
 @click.option("--weights", multiple=True, help="Pin the weights: once, or once per server.")
+@click.option(
+    "--weights-from",
+    multiple=True,
+    metavar="[MODEL=]PATH",
+    help="Where the weights of a class that is not known by name are read: the hub's saved answer "
+    "(/api/models/MODEL), an index of shards, a safetensors file or a folder.",
+)
 @click.option("--activation", multiple=True, help="Pin the activation peak.")
 @click.option("--non-torch", multiple=True, help="Pin memory outside the tensor library.")
 @click.option("--cuda-graphs", multiple=True, help="Pin what is set aside for graphs.")
@@ -253,14 +265,17 @@ def check_health(url: str) -> int:
     multiple=True,
     help="What an earlier start printed replaces estimates: once, or once per server.",
 )
-@click.option("--reserved", help="What a desktop or another tenant holds.")
+@click.option(
+    "--reserved",
+    help="What a desktop, another tenant or, with memory shared with the CPU, the system holds.",
+)
 @click.option("--vllm-version", help="[default: the image's tag, else 0.32.0]")
 @click.option("--context", help="Count requests of this many tokens (8K).")
 @click.option("--requests", type=click.IntRange(min=1), help="How many should be resident at once.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @click.option("--check", is_flag=True, help="Exit 1 if it does not fit.")
 def plan(as_json: bool, check: bool, **given: Any) -> int:  # noqa: ANN401
-    """Say whether servers fit on one GPU, what binds, and what to change."""
+    """Say whether servers fit on one GPU, or on several alike, what binds, and what to change."""
     import json  # noqa: PLC0415
 
     from kvheadroom.plan import plan_text  # noqa: PLC0415
@@ -320,7 +335,8 @@ def explain_log(log: str, as_json: bool) -> None:
     required=True,
     metavar="FILE|-",
     help="Questions, one JSON object a line: config or path, args, available_bytes, vllm_version, "
-    "gpu. The answers come in the same order.",
+    "gpu, weights_from (as in plan: a path, or the JSON itself). The answers come in the same "
+    "order.",
 )
 def capacity(batch: str) -> None:
     """Say what vLLM would allocate: blocks, tokens, concurrency, weights, or why it refuses.

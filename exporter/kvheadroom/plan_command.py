@@ -14,9 +14,8 @@ from kvheadroom.engine.request_bytes import request_bytes
 from kvheadroom.engine.versions import Version, parse_version
 from kvheadroom.errors import ConfigError
 from kvheadroom.model.config import read_model
-from kvheadroom.model.weights import bytes_by_dtype
 from kvheadroom.node.model_files import find_config, read_config
-from kvheadroom.node.safetensors_files import read_headers
+from kvheadroom.plan.checkpoint import Checkpoint, checkpoint_beside, read_checkpoint
 from kvheadroom.plan.explain_log import explain_file
 from kvheadroom.plan.gpus import find_gpu
 from kvheadroom.plan.log_pins import pins_from_log
@@ -41,8 +40,8 @@ SIXTEEN_BITS: Final = EngineOptions(
     dtype="float16",
 )
 
-# A config.json, and the bytes of the tensors beside it where there are any.
-_Model = tuple[Mapping[str, Any], int | None]
+# A config.json, and the checkpoint beside it where there is one.
+_Model = tuple[Mapping[str, Any], Checkpoint | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +86,7 @@ class PlanFlags:
     serve: tuple[str, ...]
     model_configs: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
+    weights_from: tuple[str, ...] = ()
     activation: tuple[str, ...] = ()
     non_torch: tuple[str, ...] = ()
     cuda_graphs: tuple[str, ...] = ()
@@ -96,6 +96,7 @@ class PlanFlags:
     vllm_version: str | None = None
     context: str | None = None
     requests: int | None = None
+    gpus: int | None = None
 
 
 def plan_from(flags: PlanFlags) -> Plan:
@@ -107,8 +108,10 @@ def plan_from(flags: PlanFlags) -> Plan:
     """
     if not flags.serve:
         raise ConfigError('nothing to plan: give --serve "vllm serve MODEL …" at least once')
+    device = find_gpu(flags.gpu)
     commands = [parse_serve_command(line, read_config=read_yaml) for line in flags.serve]
     configs = _configs(commands, flags.model_configs)
+    checkpoints = _chosen("--weights-from", commands, flags.weights_from)
     pins = _pins(flags, commands)
     services = [
         Service(
@@ -116,20 +119,21 @@ def plan_from(flags: PlanFlags) -> Plan:
             command,
             with_overrides(config, command),
             pin,
-            checkpoint_bytes,
+            beside if path is None else read_checkpoint(Path(path)),
             None if flags.vllm_version else parse_version(command.image_version),
         )
-        for name, command, (config, checkpoint_bytes), pin in zip(
-            _names(commands), commands, configs, pins, strict=True
+        for name, command, (config, beside), path, pin in zip(
+            _names(commands), commands, configs, checkpoints, pins, strict=True
         )
     ]
     return make_plan(
-        find_gpu(flags.gpu),
+        device,
         services,
         version=_version(flags.vllm_version or NEWEST_VERSION),
         context_tokens=parse_token_count(flags.context) if flags.context else None,
         requests=flags.requests,
         reserved_bytes=parse_bytes(flags.reserved) if flags.reserved else 0,
+        cards=flags.gpus,
     )
 
 
@@ -155,21 +159,31 @@ def _names(commands: Sequence[ServeCommand]) -> list[str]:
 
 
 def _configs(commands: Sequence[ServeCommand], given: tuple[str, ...]) -> list[_Model]:
-    """Return each server's model: given in order or as MODEL=PATH, found, or shipped."""
+    """Return each server's model: given, found, or shipped."""
+    paths = _chosen("--model-config", commands, given)
+    return [
+        _model(Path(path)) if path is not None else _find(command.model)
+        for path, command in zip(paths, commands, strict=True)
+    ]
+
+
+def _chosen(
+    flag: str, commands: Sequence[ServeCommand], given: tuple[str, ...]
+) -> list[str | None]:
+    """Return each server's path: given in order, once for all, or as MODEL=PATH."""
     named = dict(text.split("=", 1) for text in given if "=" in text)
     in_order = [text for text in given if "=" not in text]
     if in_order and len(in_order) not in {1, len(commands)}:
         raise ConfigError(
-            f"--model-config is given {len(in_order)} times for {len(commands)} servers: give it "
+            f"{flag} is given {len(in_order)} times for {len(commands)} servers: give it "
             "once, once for each in their order, or as MODEL=PATH"
         )
-    configs: list[_Model] = []
-    for position, command in enumerate(commands):
-        path = named.get(command.model or "")
-        if path is None and in_order:
-            path = in_order[position if len(in_order) > 1 else 0]
-        configs.append(_model(Path(path)) if path is not None else _find(command.model))
-    return configs
+    if len(in_order) <= 1:
+        in_order = [*(in_order or [""])] * len(commands)
+    return [
+        named.get(command.model or "") or path or None
+        for command, path in zip(commands, in_order, strict=True)
+    ]
 
 
 def _find(model: str | None) -> _Model:
@@ -185,11 +199,8 @@ def _find(model: str | None) -> _Model:
 
 
 def _model(path: Path) -> _Model:
-    """Return the config.json at *path* and, where its weights lie beside it, their bytes."""
-    folder = path if path.is_dir() else path.parent
-    if not any(folder.glob("*.safetensors")):
-        return read_config(path), None
-    return read_config(path), sum(bytes_by_dtype(read_headers(folder)).values())
+    """Return the config.json at *path* and the checkpoint beside it, if there is one."""
+    return read_config(path), checkpoint_beside(path if path.is_dir() else path.parent)
 
 
 def _pins(flags: PlanFlags, commands: Sequence[ServeCommand]) -> list[Pins]:

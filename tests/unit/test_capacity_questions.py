@@ -214,3 +214,25 @@ def test_ten_thousand_different_questions_take_seconds(model: str) -> None:
 
     assert count == 10_000
     assert time.process_time() - began <= 3
+
+
+def test_a_saved_answer_of_the_hub_settles_weights_that_are_not_known(tmp_path: Path) -> None:
+    """8,030,261,248 parameters in 16 bits over two ranks; by path, as an object, or not at all."""
+    answer = {"safetensors": {"parameters": {"BF16": 8_030_261_248}}}
+    (tmp_path / "hub.json").write_text(json.dumps(answer))
+    question = {
+        "config": {**CONFIG, "quantization_config": {"quant_method": "never-heard-of"}},
+        "args": "--max-model-len 8K -tp 2",
+    }
+
+    for given in (answer, str(tmp_path / "hub.json")):
+        assert ask(**question, weights_from=given)["weights_bytes"] == [8_030_261_248]
+    assert ask(**question)["weights_bytes"] is None
+
+
+@pytest.mark.parametrize("given", [7, "", [], {}, {"safetensors": None}, "nowhere.json"])
+def test_weights_from_nothing_are_an_error_of_their_line(given: object) -> None:
+    """What tells no bytes is named, not passed over."""
+    error = ask(weights_from=given)["error"]
+
+    assert error["kind"] in ("config", "model_config")

@@ -85,6 +85,98 @@ def test_the_images_tag_tells_the_version(image: str, version: str | None) -> No
     assert (command.model, command.image_version) == ("org/m", version)
 
 
+DEPLOYMENT = """
+apiVersion: apps/v1
+kind: Deployment
+spec:
+  template:
+    spec:
+      initContainers:
+      - name: fetch
+        image: alpine:3.20
+        command: ["sh", "-c", "true"]
+      containers:
+      - name: server
+        image: vllm/vllm-openai:v0.9.2  # pinned
+        env:
+        - name: VLLM_ATTENTION_BACKEND
+          value: "FLASHINFER"
+        - name: HF_TOKEN
+          valueFrom:
+            secretKeyRef: {name: hub, key: token}
+        args:
+        - --model
+        - org/m
+        - --max-model-len=32K
+        ports:
+        - containerPort: 8000
+      - name: proxy
+        image: envoy:1.30
+        args: ["-c", "/etc/envoy.yaml"]
+"""
+COMPOSE = """
+services:
+  web:
+    image: nginx:1.27
+  llm:
+    image: "vllm/vllm-openai:v0.9.2"
+    environment:
+      VLLM_ATTENTION_BACKEND: FLASHINFER
+    command: >
+      --model org/m
+      --max-model-len 32K
+"""
+COMPOSE_LIST = """
+llm:
+  environment:
+    - VLLM_ATTENTION_BACKEND=FLASHINFER
+    - HF_TOKEN=hf_secret
+  command: --model=org/m --max-model-len 32K
+  image: vllm/vllm-openai:v0.9.2
+"""
+CHART = """
+image:
+  repository: vllm/vllm-openai
+  tag: "v0.9.2"
+env:
+  - name: VLLM_ATTENTION_BACKEND
+    value: FLASHINFER
+command: [vllm, serve, org/m]
+args: ["--max-model-len", "32K"]
+"""
+
+
+@pytest.mark.parametrize("text", [DEPLOYMENT, COMPOSE, COMPOSE_LIST, CHART])
+def test_a_manifest_tells_the_version_and_the_environment_too(text: str) -> None:
+    """Of a whole manifest the container that runs vLLM is read: image, variables and words."""
+    command = parse_serve_command(text)
+
+    assert (command.model, dict(command.options)) == ("org/m", {"max-model-len": 32768})
+    assert command.image_version == "v0.9.2"
+    assert command.environment == {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}
+    assert not command.unknown
+
+
+def test_a_manifests_image_of_something_else_tells_no_version() -> None:
+    """A tag is vLLM's version only on an image of vLLM."""
+    command = parse_serve_command("image: org/server:v1.2.3\nargs: [--model, org/m]")
+
+    assert (command.model, command.image_version) == ("org/m", None)
+
+
+def test_a_quote_left_open_in_a_manifest_is_refused() -> None:
+    """Compose splits a string as a shell does, and a shell would wait for the quote."""
+    with pytest.raises(ConfigError, match="quote"):
+        parse_serve_command("command: --model 'org/m\nimage: vllm/vllm-openai:v0.9.2")
+
+
+def test_a_hostile_manifest_ends() -> None:
+    """Half a million dashes, keys and indents are read once each."""
+    for line in ("- " * 500_000 + "args:", "image: x\n" * 100_000, "args:\n" + " - a\n" * 100_000):
+        with contextlib.suppress(ConfigError):
+            parse_serve_command(line)
+
+
 def test_an_unknown_option_is_told_with_the_nearest_known_one() -> None:
     """A typing mistake is passed over and named, with what may have been meant."""
     command = parse_serve_command("vllm serve m --kv-cache-dytpe fp8 --zzz 1 stray --enforce-eager")

@@ -20,7 +20,7 @@ EVIDENCE = Path(__file__).parent.parent / "evidence"
 
 
 def recorded() -> list[dict[str, Any]]:
-    files = sorted((EVIDENCE / "layers").glob("*.json"))
+    files = sorted((EVIDENCE / "layers").glob("text*.json"))
     return [case for file in files for case in json.loads(file.read_text())]
 
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvheadroom.cli import main
-from kvheadroom.errors import ConfigError
+from kvheadroom.errors import ConfigError, ModelConfigError
 from kvheadroom.plan.gpus import find_gpu
 from kvheadroom.units import GIB
 
@@ -203,9 +203,23 @@ def test_a_secret_in_a_serve_command_is_not_repeated() -> None:
     assert "sk-never-shown" not in result.output
 
 
-@pytest.mark.parametrize(("text", "total"), [("H100", 85_029_158_912), ("24GB", 24 * 10**9)])
+@pytest.mark.parametrize(
+    ("text", "total"),
+    [
+        ("H100", 85_029_158_912),
+        ("24GB", 24 * 10**9),
+        ("NVIDIA H200", 143_156 * 2**20),
+        ("A100-40GB", 42_298_834_944),
+        ("a100/1g.10gb", 9728 * 2**20),
+        ("H100-80GB/3g.40gb", 40_192 * 2**20),
+        ("NVIDIA H200 MIG 1g.18gb", 16 * 2**30),
+    ],
+)
 def test_a_gpu_is_named_or_measured(text: str, total: int) -> None:
-    """What a driver reports of the card, and decimal gigabytes as such."""
+    """What CUDA reports of the card or its slice, and decimal gigabytes as such.
+
+    Source: public device properties and profile lists, named beside the presets.
+    """
     assert find_gpu(text).total_bytes == total
 
 
@@ -349,3 +363,142 @@ def test_a_manifests_arguments_can_be_pasted() -> None:
     (service,) = planned("--gpu", "h100", "--serve", serve)["services"]
 
     assert (service["name"], service["max_model_len"]) == ("Qwen3-8B", 8192)
+
+
+# Its cache is known, the bytes of its weights are not.
+PACKED_SOMEHOW = {**QWEN25_7B, "quantization_config": {"quant_method": "never-heard-of"}}
+HUB_ANSWER = {"id": "org/m", "safetensors": {"parameters": {"BF16": 7_615_616_512}}}
+INDEX = {"metadata": {"total_size": 15_231_233_024}, "weight_map": {}}
+WHOLE = 15_231_233_024
+
+
+def saved(folder: Path, name: str, content: object) -> str:
+    (folder / name).write_text(json.dumps(content))
+    return str(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "expected_bytes"),
+    [
+        (HUB_ANSWER, "", WHOLE),
+        (INDEX, "", WHOLE),
+        (HUB_ANSWER, "-tp 4", WHOLE // 4),
+        (HUB_ANSWER, "--dtype float32", 2 * WHOLE),
+        ({"safetensors": {"parameters": {"F32": 7_615_616_512}}}, "", WHOLE),
+        ({"safetensors": {"parameters": {"I32": 100, "F32": 10}}}, "", 440),
+    ],
+)
+def test_weights_that_are_not_known_are_read_from_what_was_saved(
+    tmp_path: Path, content: object, flags: str, expected_bytes: int
+) -> None:
+    """The hub counts 7,615,616,512 parameters of Qwen2.5-7B, its index twice as many bytes.
+
+    Ranks share them evenly; a float32 checkpoint is served in 16 bits, scales beside packed
+    integers stay what they are.
+    """
+    plan = planned(
+        *("--gpu", "h100", "--serve", f"vllm serve org/m --max-model-len 8K {flags}"),
+        *("--model-config", saved(tmp_path, "config.json", PACKED_SOMEHOW)),
+        *("--weights-from", "org/m=" + saved(tmp_path, "saved.json", content)),
+    )
+
+    weights = plan["services"][0]["weights"]
+    assert (weights["bytes"], weights["source"]) == (expected_bytes, "files")
+
+
+def test_an_index_beside_the_config_is_found(tmp_path: Path) -> None:
+    """People copy config.json and the index, not 15 GB of shards."""
+    saved(tmp_path, "model.safetensors.index.json", INDEX)
+    config = saved(tmp_path, "config.json", PACKED_SOMEHOW)
+
+    plan = planned("--gpu", "h100", "--serve", "vllm serve org/m", "--model-config", config)
+
+    assert plan["services"][0]["weights"]["bytes"] == WHOLE
+
+
+def test_a_saved_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    """A config.json where the weights should be says neither bytes nor parameters."""
+    config = saved(tmp_path, "config.json", PACKED_SOMEHOW)
+
+    said = refused(
+        *("--gpu", "h100", "--serve", "vllm serve org/m"),
+        *("--model-config", config, "--weights-from", config),
+    )
+
+    assert "safetensors.parameters" in said
+    assert config in said
+
+
+def test_adapters_and_offloading_change_the_weights() -> None:
+    """Llama-3.1-8B has 554,139,648 B of buffers for three adapters of rank 32.
+
+    Source: tests/evidence/weights/adapters.json; the model's own bytes are of the oracle.
+    """
+    config = Path(__file__).parent.parent / "evidence/oracle/configs/llama-3.1-8b.json"
+
+    def weights(flags: str) -> int:
+        serve = f"vllm serve m --max-model-len 8K {flags}"
+        plan = planned("--gpu", "h100", "--serve", serve, "--model-config", str(config))
+        count: int = plan["services"][0]["weights"]["bytes"]
+        return count
+
+    alone = weights("")
+    assert weights("--enable-lora --max-loras 3 --max-lora-rank 32") == alone + 554_139_648
+    assert weights("--cpu-offload-gb 1000") == 2 * 128256 * 4096 * 2 + 4096 * 2
+
+
+LLAMA_8B = str(Path(__file__).parent.parent / "evidence/oracle/configs/llama-3.1-8b.json")
+NOTHING_ELSE = ("--activation", "0", "--non-torch", "0", "--cuda-graphs", "0")
+
+
+def test_stages_have_weights_of_their_own_and_the_poorest_binds() -> None:
+    """Two stages of Llama-3.1-8B hold 8,030,257,152 and 8,030,265,344 B; a block is 1 MiB on each.
+
+    Source: vLLM 0.32.0's model class built without data; 16 layers x 16 tokens x 4 KiB a block.
+    """
+    plan = planned(
+        *("--gpu", "24GiB", "--serve", "vllm serve m -pp 2 --gpu-mem 0.5 --max-model-len 8K"),
+        *("--model-config", LLAMA_8B, *NOTHING_ELSE),
+    )
+
+    (service,) = plan["services"]
+    assert service["stage_weights_bytes"] == [8_030_257_152, 8_030_265_344]
+    assert service["num_blocks"] == (12 * GIB - 8_030_265_344) // 2**20
+    assert (plan["gpus"], service["gpus"]) == (2, 2)
+
+
+def test_more_ranks_than_gpus_do_not_fit() -> None:
+    """Two tensor ranks in each of two engines take four GPUs."""
+    asked = (
+        *("--gpu", "h100", "--serve", "vllm serve m -tp 2 -dp 2", "--model-config", LLAMA_8B),
+        *KNOWN,
+    )
+
+    assert planned(*asked, "--gpus", "4")["fits"]
+    assert not planned(*asked, "--gpus", "3")["fits"]
+    assert "asks for 4 GPUs" in CliRunner().invoke(main, ["plan", *asked, "--gpus", "3"]).output
+
+
+def test_a_slice_that_is_not_known_is_not_guessed() -> None:
+    """A slice's memory is not the profile's name, so the reader is asked for it."""
+    said = refused("--gpu", "h100/1g.10gb", "--serve", "vllm serve m")
+
+    assert "nvidia-smi" in said
+    assert "h100/3g.40gb" in said
+
+
+def test_what_adapters_took_in_older_versions_is_not_guessed() -> None:
+    """Until vLLM 0.12 every adapter had room for a vocabulary of its own (pull request 28545)."""
+    arguments = (
+        "--gpu",
+        "h100",
+        "--serve",
+        "vllm serve m --enable-lora",
+        "--vllm-version",
+        "0.9.2",
+    )
+
+    result = CliRunner().invoke(main, ["plan", *arguments, "--model-config", LLAMA_8B])
+
+    assert isinstance(result.exception, ModelConfigError)
+    assert "0.12" in str(result.exception)

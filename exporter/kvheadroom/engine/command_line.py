@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from kvheadroom.engine.manifest import manifest_words
+from kvheadroom.engine.manifest import read_container
 from kvheadroom.errors import ConfigError
 
 # What sizes the cache or the admission of requests; nothing else of an environment is kept.
@@ -78,10 +78,10 @@ def find_vllm_arguments(command: str | Sequence[str]) -> VllmArguments:
         ConfigError: A line has no word (an empty list is vLLM without arguments), a quote is not
             closed, or a container is run without an image.
     """
-    words = _given_words(command)
-    if isinstance(command, str) and not words:
-        raise ConfigError("the command is empty")
     around = _Around()
+    words = _given_words(command, around)
+    if isinstance(command, str) and not words and around.image_version is None:
+        raise ConfigError("the command is empty")
     found = _inside(words, around)
     kept = {name: value for name, value in around.environment.items() if name in SIZING_VARIABLES}
     return VllmArguments(tuple(found), MappingProxyType(kept), around.image_version)
@@ -95,11 +95,13 @@ class _Around:
     image_version: str | None = None
 
 
-def _given_words(command: str | Sequence[str]) -> list[str]:
+def _given_words(command: str | Sequence[str], around: _Around) -> list[str]:
     if isinstance(command, str):
-        listed = manifest_words(command)
-        if listed is None:
+        container = read_container(command)
+        if container is None:
             return _shell_words(command)
+        around.image_version = _image_version(container.image)
+        listed: Sequence[str] = container.words
     else:
         listed = [str(word) for word in command]
     return [part for word in listed for part in _parts(word)]
@@ -187,9 +189,13 @@ def _container_arguments(words: list[str], around: _Around) -> list[str]:
             around.environment[match[1]] = match[2]
     if index >= len(words):
         raise ConfigError("a container is run, but no image is named")
-    image = _IMAGE_VERSION.fullmatch(words[index])
-    around.image_version = image[1] if image else None
+    around.image_version = _image_version(words[index])
     return [*entrypoint, *words[index + 1 :]]
+
+
+def _image_version(image: str | None) -> str | None:
+    match = _IMAGE_VERSION.fullmatch(image or "")
+    return match[1] if match else None
 
 
 def _is_container_switch(word: str) -> bool:

@@ -13,6 +13,7 @@ from kvheadroom.engine.features import (
 )
 from kvheadroom.engine.flags import ServeCommand
 from kvheadroom.engine.human_numbers import AUTO
+from kvheadroom.engine.loading import read_loading
 from kvheadroom.engine.option_values import OptionValue
 from kvheadroom.engine.options import Device, EngineOptions
 from kvheadroom.engine.parallel import ParallelSizes, read_parallel_sizes
@@ -67,6 +68,7 @@ def resolve_options(
     )
     caching = prefix_caching(options, facts, runner, version)
     backend = _backend(command)
+    dtype = settle_dtype(_text(options, "dtype", "auto"), facts, device, runner)
     cache_dtype = settle_cache_dtype(
         _text(options, "kv-cache-dtype", "auto"), facts, device, backend, version
     )
@@ -85,7 +87,7 @@ def resolve_options(
         decode_context_parallel=sizes.decode_context,
         prefill_context_parallel=sizes.prefill_context,
         expert_parallel=options.get("enable-expert-parallel") is True,
-        dtype=settle_dtype(_text(options, "dtype", "auto"), facts, device, runner),
+        dtype=dtype,
         kv_cache_dtype=cache_dtype,
         kv_cache_dtype_skip_layers=_skipped_layers(options, cache_dtype, facts),
         block_size=_positive(options, "block-size"),
@@ -103,6 +105,7 @@ def resolve_options(
         speculation=speculation,
         runner=runner,
         auto_fit_ceiling=ceiling,
+        loading=read_loading(options, dtype),
     )
 
 

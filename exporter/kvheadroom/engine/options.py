@@ -39,6 +39,36 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterBuffers:
+    """Room for LoRA adapters, which is allocated whether or not any is loaded.
+
+    Attributes:
+        slots: Adapters of one batch.
+        rank: The largest rank of one.
+        dtype: Of their elements.
+    """
+
+    slots: int
+    rank: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What is held beside the model's parameters, and what of them is moved off the GPU.
+
+    Attributes:
+        cpu_offload_bytes: Parameters of each rank that are moved to the CPU's memory.
+        adapters: Room for LoRA adapters; ``None`` without.
+        unknown: An option that changes either in a way that is not known; ``None`` without.
+    """
+
+    cpu_offload_bytes: int = 0
+    adapters: AdapterBuffers | None = None
+    unknown: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineOptions:
     """The settings of one server after its defaults are filled in.
 
@@ -73,6 +103,7 @@ class EngineOptions:
         speculation: Speculative decoding; ``None`` without.
         runner: ``generate`` or ``pooling``.
         auto_fit_ceiling: Longest request that fitting to the memory starts from, tokens.
+        loading: Adapters and offloading.
     """
 
     version: Version
@@ -105,3 +136,4 @@ class EngineOptions:
     speculation: Speculation | None = None
     runner: Literal["generate", "pooling"] = "generate"
     auto_fit_ceiling: int | None = None
+    loading: Loading = Loading()

@@ -1,16 +1,21 @@
 """Weight bytes of a server's ranks, by its model and its settings."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from kvheadroom.engine.options import EngineOptions
-from kvheadroom.model.weights import weights_bytes
+from kvheadroom.engine.versions import Version
+from kvheadroom.errors import ModelConfigError
+from kvheadroom.model.weights import adapter_bytes, weights_bytes
+
+# Until then adapters had room for a vocabulary of their own (pull request 28545).
+_ONE_VOCABULARY_SINCE: Final[Version] = (0, 12, 0)
 
 
 def rank_weights(
     config: Mapping[str, Any], options: EngineOptions, *, quantization: str | None
 ) -> tuple[int, ...]:
-    """Return the weight bytes of one rank of each pipeline stage.
+    """Return the weight bytes of one rank of each pipeline stage, room for adapters included.
 
     Args:
         config: The model's config.json.
@@ -18,9 +23,12 @@ def rank_weights(
         quantization: What ``--quantization`` asks for; ``None`` leaves it to the checkpoint.
 
     Raises:
-        ModelConfigError: The model's weights are not known.
+        ModelConfigError: The model's weights, or what is loaded beside them, are not known.
     """
-    return weights_bytes(
+    loading = options.loading
+    if loading.unknown is not None:
+        raise ModelConfigError(f"--{loading.unknown}: what it leaves on the GPU is not known")
+    parameters = weights_bytes(
         config,
         tensor_parallel=options.tensor_parallel,
         pipeline_parallel=options.pipeline_parallel,
@@ -29,5 +37,32 @@ def rank_weights(
         dtype=options.dtype,
         quantization=quantization,
         capability=options.device.capability,
+        runner=options.runner,
+        offload_bytes=loading.cpu_offload_bytes,
+    )
+    buffers = adapter_buffers(config, options)
+    return tuple(own + beside for own, beside in zip(parameters, buffers, strict=True))
+
+
+def adapter_buffers(config: Mapping[str, Any], options: EngineOptions) -> tuple[int, ...]:
+    """Return the bytes of LoRA buffers on one rank of each pipeline stage, 0 without.
+
+    Raises:
+        ModelConfigError: They are not known for the model's class, or for how it is divided.
+    """
+    asked = options.loading.adapters
+    if asked is None:
+        return (0,) * options.pipeline_parallel
+    if options.version < _ONE_VOCABULARY_SINCE:
+        raise ModelConfigError("--enable-lora: its buffers are not known before vLLM 0.12")
+    if options.expert_parallel:
+        raise ModelConfigError("--enable-lora: its buffers are not known for whole experts a rank")
+    return adapter_bytes(
+        config,
+        slots=asked.slots,
+        rank=asked.rank,
+        dtype=asked.dtype,
+        tensor_parallel=options.tensor_parallel,
+        pipeline_parallel=options.pipeline_parallel,
         runner=options.runner,
     )

@@ -108,15 +108,17 @@ STATE_CLASSES: Final = frozenset(
 
 # Nothing is kept between tokens: the whole text is seen at once.
 ENCODER_CLASSES: Final = _names("""
-        BertModel BertForMaskedLM BertSpladeSparseEmbeddingModel BertForSequenceClassification
-        BertForTokenClassification BgeM3EmbeddingModel CLIPModel DeepseekV3BidirectionalModel
-        GteModel GteNewModel GteNewForSequenceClassification HF_ColBERT LlamaBidirectionalModel
-        LlamaBidirectionalForSequenceClassification ModernBertModel
-        ModernBertForSequenceClassification ModernBertForTokenClassification NomicBertModel
-        RobertaModel RobertaForMaskedLM RobertaForSequenceClassification
-        RobertaForTokenClassification SiglipModel VoyageQwen3BidirectionalEmbedModel XLMRobertaModel
-        XLMRobertaForSequenceClassification XLMRobertaForTokenClassification
-    """)
+    BertForMaskedLM BertForSequenceClassification BertForTokenClassification BertModel
+    BertSpladeSparseEmbeddingModel BgeM3EmbeddingModel CLIPModel ColBERTJinaRobertaModel
+    ColBERTModernBertModel ColModernVBertForRetrieval DeepseekV3BidirectionalModel GteModel
+    GteNewForSequenceClassification GteNewModel HF_ColBERT
+    LlamaBidirectionalForSequenceClassification LlamaBidirectionalModel
+    ModernBertForSequenceClassification ModernBertForTokenClassification ModernBertModel
+    NomicBertModel OpenAIPrivacyFilterForTokenClassification RobertaForMaskedLM
+    RobertaForSequenceClassification RobertaForTokenClassification RobertaModel SiglipModel
+    Terratorch VoyageQwen3BidirectionalEmbedModel XLMRobertaForSequenceClassification
+    XLMRobertaForTokenClassification XLMRobertaModel
+""")
 
 # The class that serves the text of a config, by the ``model_type`` of that text.
 CLASS_OF_TYPE: Final[Mapping[str, str]] = {
@@ -200,7 +202,11 @@ CLASS_OF_TYPE: Final[Mapping[str, str]] = {
 
 # Wrappers around one language model whose text fields may lie at the top of the file.
 CLASS_OF_FLAT_WRAPPER: Final[Mapping[str, str]] = {
+    "ColBERTLfm2Model": "Lfm2ForCausalLM",
+    "ColPaliForRetrieval": "GemmaForCausalLM",
     "GLM4VForCausalLM": "ChatGLMModel",
+    "JinaForRanking": "Qwen3ForCausalLM",
+    "JinaVLForRanking": "Qwen2ForCausalLM",
     "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",
     "MiniCPMO": "Qwen2ForCausalLM",
     "MiniCPMV": "Qwen2ForCausalLM",
@@ -237,3 +243,15 @@ FIELDS_OF_TYPE: Final[Mapping[str, Mapping[str, int]]] = {
         "max_position_embeddings": 131072,
     },
 }
+
+# Decoders whose fields lie in a section of their own, beside those of an encoder.
+DECODER_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "CohereAsrForConditionalGeneration": ("transf_decoder", "config_dict"),
+    "NemotronParseForConditionalGeneration": ("decoder",),
+}
+
+# Served by vLLM only with a package beside it, which brings its own cache.
+PLUGIN_CLASSES: Final = _names("""
+    BartForConditionalGeneration BartModel Florence2ForConditionalGeneration
+    MBartForConditionalGeneration Nemotron3_5AsrForRNNT
+""")

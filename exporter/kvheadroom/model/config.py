@@ -8,9 +8,11 @@ from kvheadroom.model.classes import (
     ATTENTION_CLASSES,
     CLASS_OF_FLAT_WRAPPER,
     CLASS_OF_TYPE,
+    DECODER_SECTIONS,
     ENCODER_CLASSES,
     FIELDS_OF_TYPE,
     LATENT_CLASSES,
+    PLUGIN_CLASSES,
     STATE_CLASSES,
 )
 from kvheadroom.model.context_length import read_context_length
@@ -67,6 +69,7 @@ _DRAFT_MARKS: Final = ("Eagle3", "Eagle")
 _IMAGE_PREFIX_TYPES: Final = frozenset({"gemma3", "bagel", "molmo2", "moondream3", "paligemma"})
 # Classes whose layers no field describes in the common way.
 _OWN_READERS: Final[Mapping[str, Callable[[Config], tuple[Block, ...]]]] = {
+    **dict.fromkeys(DECODER_SECTIONS, decoder_blocks),
     "DbrxForCausalLM": dbrx_blocks,
     "DeciLMForCausalLM": searched_blocks,
     "DeepseekV4ForCausalLM": compressed_blocks,
@@ -120,13 +123,27 @@ def read_model(config: Mapping[str, Any]) -> ModelLayers:
 
 def language_config(config: Config) -> Config:
     """Return the fields of the language model in *config*, which may lie in a section of it."""
-    inner = section(config, "thinker_config") or config
+    named = strings(config, "architectures")
+    if named is not None and named[0] in DECODER_SECTIONS:
+        return _decoder_section(config, DECODER_SECTIONS[named[0]])
+    inner = section(config, "thinker_config") or section(config, "vlm_config") or config
     for name in _TEXT_SECTIONS:
         text = section(inner, name)
         if text:
             defaults = FIELDS_OF_TYPE.get(str(text.get("model_type")), {})
             return {**defaults, **text}
     return inner
+
+
+def _decoder_section(config: Config, path: tuple[str, ...]) -> Config:
+    text = config
+    for name in path:
+        text = section(text, name)
+    # The model's longest request is stated for all of it, or by the class of its type.
+    return {
+        **{name: config[name] for name in ("max_position_embeddings",) if name in config},
+        **text,
+    }
 
 
 def _architecture(config: Config) -> str:
@@ -142,6 +159,10 @@ def _text_class(named: str, text: Config, config: Config) -> str:
     Raises:
         ModelConfigError: No class of that name is known, nor one for the text's ``model_type``.
     """
+    if named in PLUGIN_CLASSES:
+        raise ModelConfigError(
+            f"{named} is served by vLLM only with a plug-in, whose cache is not known here"
+        )
     for candidate in _names_of(named):
         if candidate in _KNOWN_CLASSES:
             return candidate
@@ -187,6 +208,11 @@ def _is_bidirectional(named: str, config: Config, text: Config) -> bool:
 
 def _blocks(architecture: str, text: Config) -> tuple[Block, ...]:
     if architecture in STATE_CLASSES:
+        if text.get("retrieval_attention_contract") == "bidirectional":
+            raise ModelConfigError(
+                "config.json: what is cached is not known where retrieval_attention_contract is "
+                "bidirectional and layers keep states"
+            )
         return recurrent_blocks(architecture, text)
     if architecture in LATENT_CLASSES:
         if architecture.startswith("LongcatFlash"):

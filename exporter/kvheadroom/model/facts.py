@@ -30,7 +30,13 @@ _HYBRID_CLASSES: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 _ATTENTION_FREE_CLASSES: Final = frozenset(
-    {"MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"}
+    {"MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "Terratorch"}
+)
+_ENCODER_DECODER_CLASSES: Final = frozenset(
+    {
+        *("CohereAsrForConditionalGeneration", "NemotronParseForConditionalGeneration"),
+        "WhisperForConditionalGeneration",
+    }
 )
 # Classes that pool the first token's state, which every layer must have seen the whole text for.
 _CLS_POOLING_PREFIXES: Final = (
@@ -204,7 +210,7 @@ def _attention(architecture: str, config: Config, text: Config) -> AttentionKind
     if (
         config.get("is_encoder_decoder")
         or text.get("is_encoder_decoder")
-        or (architecture == "WhisperForConditionalGeneration")
+        or architecture in _ENCODER_DECODER_CLASSES
     ):
         return "encoder_decoder"
     return "decoder"
@@ -213,7 +219,10 @@ def _attention(architecture: str, config: Config, text: Config) -> AttentionKind
 def _sees_both_ways(architecture: str, config: Config, text: Config) -> bool:
     if architecture.startswith(_CLS_POOLING_PREFIXES) or architecture in _ENCODER_ONLY_CLASSES:
         return True
-    if architecture.startswith("LlamaBidirectional") or config.get("is_causal") is False:
+    if (
+        architecture.startswith(("LlamaBidirectional", "LlamaNemotronVL"))
+        or config.get("is_causal") is False
+    ):
         return True
     if architecture == "Gemma3TextModel":
         return bool(text.get("use_bidirectional_attention"))

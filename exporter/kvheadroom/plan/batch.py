@@ -23,6 +23,7 @@ from kvheadroom.model.config import read_model
 from kvheadroom.model.facts import ModelFacts, read_facts
 from kvheadroom.model.layers import ModelLayers
 from kvheadroom.node.model_files import find_config, read_config
+from kvheadroom.plan.checkpoint import even_bytes
 from kvheadroom.plan.question import Question, read_question, read_record
 
 DEFAULT_VERSION: Final[Version] = (0, 32, 0)
@@ -114,7 +115,7 @@ def _answer(question: Question, read_yaml: ReadConfig | None) -> Mapping[str, An
     draft = _draft(options, question.folders)
     outcome = allocate(model.layers, options, memory, draft=draft)
     found = _refused(outcome) if isinstance(outcome, Refusal) else _allocated(outcome)
-    weights, unknown_weights = _weights(model, options, command)
+    weights, unknown_weights = _weights(model, options, command, question)
     told = outcome.warning if isinstance(outcome, Allocation) else None
     warnings = (*unknown_option_warnings(command), _age(version), told, unknown_weights)
     return {**found, "weights_bytes": weights, "warnings": [line for line in warnings if line]}
@@ -263,7 +264,7 @@ def _model(config: str) -> _Model:
 
 
 def _weights(
-    model: _Model, options: EngineOptions, command: ServeCommand
+    model: _Model, options: EngineOptions, command: ServeCommand, question: Question
 ) -> tuple[list[int] | None, str | None]:
     """Return the weights of each stage's rank, or ``None`` and why they are not known."""
     if options.speculation and options.speculation.method not in WEIGHTLESS_METHODS:
@@ -276,8 +277,12 @@ def _weights(
             quantization=quantization if isinstance(quantization, str) else None,
         )
     except ModelConfigError as error:
-        # The cache is known all the same.
-        return None, f"weights_bytes: {error}"
+        if question.checkpoint is None:
+            # The cache is known all the same.
+            return None, f"weights_bytes: {error}"
+        each = even_bytes(dict(question.checkpoint), options)
+        said = "weights_bytes: the checkpoint's, cut evenly, since its class is not known by name"
+        return [each] * options.pipeline_parallel, said
     return list(stages), None
 
 

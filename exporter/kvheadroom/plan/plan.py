@@ -9,7 +9,7 @@ from kvheadroom.engine.budget import CardBudget, Demand, Estimate, InstanceBudge
 from kvheadroom.engine.capacity import Allocation, allocate, steady_requests
 from kvheadroom.engine.defaults import resolve_options
 from kvheadroom.engine.flags import ServeCommand
-from kvheadroom.engine.options import Device, EngineOptions
+from kvheadroom.engine.options import Device, EngineOptions, Loading
 from kvheadroom.engine.rank_weights import rank_weights
 from kvheadroom.engine.refusal import Refusal
 from kvheadroom.engine.request_bytes import request_bytes
@@ -19,6 +19,7 @@ from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.config import read_model
 from kvheadroom.model.facts import read_facts
 from kvheadroom.model.layers import ModelLayers
+from kvheadroom.plan.checkpoint import Checkpoint, even_bytes
 
 # From here on vLLM sets the graphs' estimate aside before it sizes the cache.
 _GRAPHS_SET_ASIDE: Final[Version] = (0, 20, 0)
@@ -57,7 +58,7 @@ class Service:
         command: What starts it.
         config: Its model's config.json.
         pins: What is known of its memory.
-        checkpoint_bytes: Tensors in the model's files; ``None`` where they are not at hand.
+        checkpoint: Tensors in the model's files; ``None`` where they are not at hand.
         version: Its own vLLM's version; ``None`` is the plan's.
     """
 
@@ -65,7 +66,7 @@ class Service:
     command: ServeCommand
     config: Mapping[str, Any]
     pins: Pins
-    checkpoint_bytes: int | None = None
+    checkpoint: Checkpoint | None = None
     version: Version | None = None
 
     @property
@@ -88,6 +89,7 @@ class PlannedService:
             cache, or when it refuses.
         request_bytes: The ideal payload of one such request, before blocks and padding; ``None``
             where it has no simple form.
+        stage_weights: Weights of one rank of each pipeline stage; the heaviest is in *budget*.
         warnings: What in its command was not understood.
         starts_at_best: Whether it would start with the least of everything that is estimated.
         overrun_bytes: What the blocks it is told to make take beyond what is left; vLLM believes
@@ -100,9 +102,17 @@ class PlannedService:
     outcome: Allocation | Refusal | None
     resident: int | None = None
     request_bytes: int | None = None
+    stage_weights: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
     starts_at_best: bool = True
     overrun_bytes: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it spreads over, each of them with this place."""
+        options = self.options
+        ranks = options.tensor_parallel * options.pipeline_parallel * options.data_parallel
+        return ranks * options.prefill_context_parallel
 
     @property
     def verdict(self) -> Verdict:
@@ -116,7 +126,7 @@ class PlannedService:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All servers on one GPU.
+    """All servers on one GPU, and on as many more like it as one of them spreads over.
 
     Attributes:
         device: The GPU.
@@ -125,6 +135,7 @@ class Plan:
         refused: Positions of those that find too little memory free at their start.
         context_tokens: The length asked about.
         requests: How many of that length each server should hold at once; ``None`` asks nothing.
+        cards: How many such GPUs there are; ``None`` is as many as it takes.
     """
 
     device: Device
@@ -133,11 +144,18 @@ class Plan:
     refused: tuple[int, ...]
     context_tokens: int | None
     requests: int | None = None
+    cards: int | None = None
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it takes: servers share the first ones."""
+        return max((service.gpus for service in self.services), default=1)
 
     @property
     def verdict(self) -> Verdict:
         """Whether every server starts, in this order."""
-        if self.refused or self.card.unallocated_bytes < 0:
+        too_few = self.cards is not None and self.gpus > self.cards
+        if too_few or self.refused or self.card.unallocated_bytes < 0:
             return "does not fit"
         verdicts = {service.verdict for service in self.services}
         worse: tuple[Verdict, ...] = ("does not fit", "depends")
@@ -163,6 +181,7 @@ def make_plan(
     context_tokens: int | None = None,
     requests: int | None = None,
     reserved_bytes: int = 0,
+    cards: int | None = None,
 ) -> Plan:
     """Return how *services* share one GPU.
 
@@ -174,6 +193,7 @@ def make_plan(
             longest.
         requests: How many of them each server should hold at once.
         reserved_bytes: What a desktop or another tenant holds.
+        cards: How many such GPUs there are; ``None`` is as many as it takes.
 
     Raises:
         ConfigError: vLLM would refuse the flags.
@@ -182,24 +202,29 @@ def make_plan(
     total_bytes = device.total_bytes or 0
     prepared = [_prepare(service, device, version) for service in services]
     card = budget.budget_card(
-        total_bytes, [demand for _, _, demand in prepared], reserved_bytes=reserved_bytes
+        total_bytes, [one.demand for one in prepared], reserved_bytes=reserved_bytes
     )
     planned = tuple(
         replace(
-            _place(service.name, layers, options, instance, context_tokens),
+            _place(service.name, one, instance, context_tokens),
+            stage_weights=one.stage_weights,
             warnings=service.warnings,
         )
-        for service, (layers, options, _), instance in zip(
-            services, prepared, card.instances, strict=True
-        )
+        for service, one, instance in zip(services, prepared, card.instances, strict=True)
     )
     refused = budget.fails_to_start(card, reserved_bytes=reserved_bytes)
-    return Plan(device, card, planned, refused, context_tokens, requests)
+    return Plan(device, card, planned, refused, context_tokens, requests, cards)
 
 
-def _prepare(
-    service: Service, device: Device, version: Version
-) -> tuple[ModelLayers, EngineOptions, Demand]:
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    layers: ModelLayers
+    options: EngineOptions
+    demand: Demand
+    stage_weights: tuple[int, ...]
+
+
+def _prepare(service: Service, device: Device, version: Version) -> _Prepared:
     layers = read_model(service.config)
     options = resolve_options(
         service.command,
@@ -207,7 +232,9 @@ def _prepare(
         version=service.version or version,
         device=device,
     )
-    pins, weights = service.pins, _weights(service, options)
+    stages = _weights(service, options)
+    # The stage with the most weights has the least left.
+    pins, weights = service.pins, max(stages, key=lambda stage: stage.bytes)
     demand = Demand(
         name=service.name,
         utilization=options.gpu_memory_utilization,
@@ -219,25 +246,25 @@ def _prepare(
         context=pins.context or budget.CONTEXT,
         caches_kv=not layers.is_encoder,
     )
-    return layers, options, demand
+    return _Prepared(layers, options, demand, tuple(stage.bytes for stage in stages))
 
 
-def _weights(service: Service, options: EngineOptions) -> Estimate:
+def _weights(service: Service, options: EngineOptions) -> tuple[Estimate, ...]:
+    """Return the weights on one rank of each pipeline stage."""
+    stages = options.pipeline_parallel
     if service.pins.weights is not None:
-        return service.pins.weights
+        return (service.pins.weights,) * stages
     asked = service.command.options.get("quantization")
     try:
-        per_rank = rank_weights(
+        per_stage = rank_weights(
             service.config, options, quantization=asked if isinstance(asked, str) else None
         )
     except ModelConfigError:
-        if service.checkpoint_bytes is None:
+        if service.checkpoint is None or options.loading != Loading():
             raise
-        # What lies on disk, cut evenly: near enough where the parameters are not known by name.
-        ranks = options.tensor_parallel * options.pipeline_parallel
-        return exactly(-(-service.checkpoint_bytes // ranks), "files")
-    # The stage with the most weights has the least left, and the least binds.
-    return exactly(max(per_rank), "computed")
+        # Near enough where the parameters are not known by name.
+        return (exactly(even_bytes(service.checkpoint, options), "files"),) * stages
+    return tuple(exactly(count, "computed") for count in per_stage)
 
 
 def _graphs(options: EngineOptions) -> Estimate:
@@ -246,18 +273,15 @@ def _graphs(options: EngineOptions) -> Estimate:
 
 
 def _place(
-    name: str,
-    layers: ModelLayers,
-    options: EngineOptions,
-    instance: InstanceBudget,
-    context_tokens: int | None,
+    name: str, prepared: _Prepared, instance: InstanceBudget, context_tokens: int | None
 ) -> PlannedService:
+    layers, options = prepared.layers, prepared.options
     if layers.is_encoder:
         return PlannedService(name, options, instance, None)
     left = instance.remainder
-    outcome = allocate(layers, options, max(0, left.bytes))
+    outcome = allocate(layers, options, _per_stage(prepared, instance, left.bytes))
     if isinstance(outcome, Refusal):
-        best = allocate(layers, options, max(0, left.high_bytes))
+        best = allocate(layers, options, _per_stage(prepared, instance, left.high_bytes))
         return PlannedService(
             name, options, instance, outcome, starts_at_best=isinstance(best, Allocation)
         )
@@ -273,6 +297,14 @@ def _place(
         if options.num_gpu_blocks_override is not None
         else 0,
     )
+
+
+def _per_stage(prepared: _Prepared, instance: InstanceBudget, left_bytes: int) -> list[int]:
+    """Return what each stage has left where the heaviest has *left_bytes*."""
+    if instance.demand.kv_cache_memory_bytes is not None:
+        return [left_bytes] * len(prepared.stage_weights)
+    heaviest = max(prepared.stage_weights)
+    return [max(0, left_bytes + heaviest - own) for own in prepared.stage_weights]
 
 
 def _resident(outcome: Allocation, options: EngineOptions, tokens: int) -> int | None:

@@ -28,6 +28,7 @@ def as_record(plan: Plan) -> dict[str, Any]:
         "fits": plan.fits,
         "verdict": plan.verdict,
         "total_bytes": plan.card.total_bytes,
+        "gpus": plan.gpus,
         "claimed_ratio": plan.card.claimed_ratio,
         "unallocated_bytes": plan.card.unallocated_bytes,
         "refused_at_start": [plan.services[position].name for position in plan.refused],
@@ -40,6 +41,8 @@ def _service_record(service: PlannedService) -> dict[str, Any]:
     demand, outcome = service.budget.demand, service.outcome
     record: dict[str, Any] = {
         "name": service.name,
+        "gpus": service.gpus,
+        "stage_weights_bytes": list(service.stage_weights),
         "gpu_memory_utilization": demand.utilization,
         "managed_bytes": service.budget.managed_bytes,
         "weights": _estimate_record(demand.weights),
@@ -86,13 +89,15 @@ def _estimate_record(estimate: Estimate) -> dict[str, Any]:
 
 
 def _verdict(plan: Plan) -> str:
-    total = _gib(plan.card.total_bytes)
+    total = f"{_gib(plan.card.total_bytes)} GiB"
+    if plan.gpus > 1:
+        total = f"each of {plan.gpus} GPUs of {total}"
     if plan.verdict == "depends":
-        return f"DEPENDS on {total} GiB: what is estimated may be more than there is"
+        return f"DEPENDS on {total}: what is estimated may be more than there is"
     if plan.verdict == "does not fit":
-        return f"DOES NOT FIT on {total} GiB"
+        return f"DOES NOT FIT on {total}"
     if not plan.fits:
-        return f"FITS on {total} GiB, but not with {plan.requests} requests at once"
+        return f"FITS on {total}, but not with {plan.requests} requests at once"
     # A table's range may leave nothing where its middle leaves something.
     unsure = [
         service.name
@@ -101,11 +106,14 @@ def _verdict(plan: Plan) -> str:
     ]
     if unsure:
         names = " and ".join(unsure)
-        return f"FITS on {total} GiB as a rule; not if {names} needs the most that is usual"
-    return f"FITS on {total} GiB"
+        return f"FITS on {total} as a rule; not if {names} needs the most that is usual"
+    return f"FITS on {total}"
 
 
 def _bindings(plan: Plan) -> Iterator[str]:
+    if plan.cards is not None and plan.gpus > plan.cards:
+        asking = next(service for service in plan.services if service.gpus == plan.gpus)
+        yield f"{asking.name}: asks for {asking.gpus} GPUs, and there are {plan.cards}"
     for service in plan.services:
         yield from _service_binding(service, plan)
     for position in plan.refused:
@@ -240,6 +248,15 @@ def _use_of_the_rest(service: PlannedService) -> str:
 def _notes(plan: Plan) -> Iterator[str]:
     for service in plan.services:
         yield from (f"{service.name}: {warning}" for warning in service.warnings)
+        if service.gpus > 1:
+            yield _spread(service)
+        loading = service.options.loading
+        if loading.adapters is not None:
+            slots, rank = loading.adapters.slots, loading.adapters.rank
+            yield f"{service.name}: weights include room for LoRA adapters: {slots} of rank {rank}"
+        if loading.cpu_offload_bytes:
+            moved = _gib(loading.cpu_offload_bytes)
+            yield f"{service.name}: weights are what --cpu-offload-gb leaves; {moved} GiB are moved"
         demand = service.budget.demand
         guessed = {
             "activation": demand.activation,
@@ -254,6 +271,15 @@ def _notes(plan: Plan) -> Iterator[str]:
         ]
         if ranges:
             yield f"{service.name}: estimated from public startup logs, GiB: {', '.join(ranges)}"
+
+
+def _spread(service: PlannedService) -> str:
+    """Say over how many GPUs a server spreads, and what its stages hold where they differ."""
+    text = f"{service.name}: the row is of each of its {service.gpus} GPUs"
+    if len(set(service.stage_weights)) == 1:
+        return text
+    held = ", ".join(_gib(count) for count in service.stage_weights)
+    return f"{text} on the heaviest stage; weights by stage, GiB: {held}"
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from kvheadroom.engine.options import Device
 from kvheadroom.engine.versions import Version, parse_version
 from kvheadroom.errors import ConfigError
 from kvheadroom.node.model_files import read_config
+from kvheadroom.plan.checkpoint import Checkpoint, checkpoint_in, read_checkpoint
 
 _LARGEST_BYTES: Final = 1 << 60
 _CAPABILITY: Final = re.compile(r"(?:sm_?)?(\d{1,3})(?:\.(\d{1,2}))?[af]?", re.ASCII)
@@ -30,6 +31,8 @@ class Question:
         device: The GPU of every rank.
         available_bytes: Cache memory, one number or one per rank.
         folders: Where a draft model's folder is looked for.
+        checkpoint: Bytes of each dtype in the model's files, for a class whose parameters are not
+            known by name; ``None`` where nothing tells them.
     """
 
     config: str
@@ -38,6 +41,7 @@ class Question:
     device: Device
     available_bytes: int | tuple[int, ...]
     folders: tuple[Path, ...]
+    checkpoint: tuple[tuple[str, int], ...] | None = None
 
 
 def read_record(line: str) -> Mapping[str, Any]:
@@ -66,6 +70,7 @@ def read_question(record: Mapping[str, Any], folders: Sequence[Path]) -> Questio
         ConfigError: A field is missing, or holds what it cannot.
     """
     config, home = _config(record, folders)
+    checkpoint = _checkpoint(record.get("weights_from"), folders)
     return Question(
         config=config,
         arguments=_arguments(record.get("args")),
@@ -73,6 +78,7 @@ def read_question(record: Mapping[str, Any], folders: Sequence[Path]) -> Questio
         device=_device(record.get("gpu")),
         available_bytes=_available(record.get("available_bytes")),
         folders=(*folders, home, *home.parents[:2]) if home else tuple(folders),
+        checkpoint=None if checkpoint is None else tuple(checkpoint.items()),
     )
 
 
@@ -91,10 +97,27 @@ def _config(record: Mapping[str, Any], folders: Sequence[Path]) -> tuple[str, Pa
     if isinstance(config, dict):
         return json.dumps(config, sort_keys=True), None
     if isinstance(path, str) and path and "\0" not in path:
-        candidates = [folder / path for folder in folders]
-        found = next((file for file in candidates if file.exists()), candidates[0])
+        found = _found(path, folders)
         return _config_at(found), found.parent
     raise ConfigError("give the model as config (an object) or path (a file or folder)")
+
+
+def _found(path: str, folders: Sequence[Path]) -> Path:
+    candidates = [folder / path for folder in folders]
+    return next((file for file in candidates if file.exists()), candidates[0])
+
+
+def _checkpoint(given: object, folders: Sequence[Path]) -> Checkpoint | None:
+    if given is None:
+        return None
+    if isinstance(given, dict):
+        return checkpoint_in(given, "weights_from")
+    if isinstance(given, str) and given and "\0" not in given:
+        return _checkpoint_at(_found(given, folders))
+    raise ConfigError("weights_from: must be a path, or the hub's answer or an index as an object")
+
+
+_checkpoint_at: Final = lru_cache(maxsize=512)(read_checkpoint)
 
 
 @lru_cache(maxsize=512)

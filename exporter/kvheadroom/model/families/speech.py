@@ -5,7 +5,7 @@ from kvheadroom.model.layers import AttentionLayer, Block, CrossAttentionLayer
 
 
 def decoder_blocks(text: Config) -> tuple[Block, ...]:
-    """Return the decoder layers of Whisper.
+    """Return the decoder layers of Whisper and its like.
 
     Raises:
         ModelConfigError: A field is missing.
@@ -13,4 +13,4 @@ def decoder_blocks(text: Config) -> tuple[Block, ...]:
     heads = whole(text, "decoder_attention_heads", "num_attention_heads")
     dim = hidden_size(text) // heads
     block: Block = (AttentionLayer(heads, dim, dim), CrossAttentionLayer(heads, dim))
-    return (block,) * whole(text, "decoder_layers", "num_hidden_layers")
+    return (block,) * whole(text, "decoder_layers", "num_hidden_layers", "num_layers")

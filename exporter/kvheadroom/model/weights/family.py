@@ -81,6 +81,7 @@ class Family:
         staged: Stages divide the layers; otherwise each holds all of them.
         encoder: One of the ``encoder_layers`` that stages divide like the decoder's.
         layers: Names of the field that counts the layers.
+        keeps_head: A pooling server builds the output head that it never uses.
     """
 
     block: Block
@@ -93,6 +94,7 @@ class Family:
     staged: bool = True
     encoder: Block | None = None
     layers: tuple[str, ...] = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    keeps_head: bool = False
 
 
 def stage_layers(layers: int, stages: int, stage: int) -> range:

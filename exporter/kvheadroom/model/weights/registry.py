@@ -16,6 +16,7 @@ from kvheadroom.model.weights.nemotron import NEMOTRON
 from kvheadroom.model.weights.pooling import POOLING
 from kvheadroom.model.weights.rotary_encoders import ROTARY_ENCODERS
 from kvheadroom.model.weights.sparse_layers import SPARSE_LAYERS
+from kvheadroom.model.weights.retrieval import RETRIEVAL
 from kvheadroom.model.weights.vision import VISION
 
 _CAUSAL: Final = "ForCausalLM"
@@ -43,4 +44,5 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **ENCODERS,
     **ROTARY_ENCODERS,
     **VISION,
+    **RETRIEVAL,
 }

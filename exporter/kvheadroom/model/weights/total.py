@@ -35,59 +35,20 @@ _NOT_IN_FLOAT16: Final = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 _FIRST_WITH_BFLOAT16: Final = (8, 0)
 
 
-def weights_bytes(
-    config: Mapping[str, Any],
-    *,
-    tensor_parallel: int = 1,
-    pipeline_parallel: int = 1,
-    data_parallel: int = 1,
-    expert_parallel: bool = False,
-    dtype: str | None = None,
-    quantization: str | None = None,
-    capability: tuple[int, int] | None = None,
-    runner: str = "generate",
-) -> tuple[int, ...]:
-    """Return the bytes of parameters on one rank of every pipeline stage, first stage first.
-
-    Args:
-        config: A parsed config.json.
-        tensor_parallel: Ranks the matrices are divided over.
-        pipeline_parallel: Stages the layers are divided over.
-        data_parallel: Engines; only experts are divided over them.
-        expert_parallel: Ranks hold whole experts instead of a piece of each.
-        dtype: ``--dtype``; ``None`` or ``auto`` follows vLLM's rule for the checkpoint's dtype.
-        quantization: ``--quantization``; ``None`` follows the checkpoint.
-        capability: Compute capability of the GPU; some kernels pad experts to their tiles.
-        runner: ``pooling`` builds no output head.
-
-    Raises:
-        ModelConfigError: The class or the quantization is not known, a field is missing, or the
-            ranks do not divide the model.
-
-    Source:
-        Parameters as vLLM 0.32's model classes create them; buffers and what kernels add after
-        loading are not in it.
-    """
-    asked = _Asked(
-        Ranks(
-            tensor_parallel,
-            tensor_parallel * data_parallel if expert_parallel else 1,
-            1 if expert_parallel else tensor_parallel * data_parallel,
-        ),
-        pipeline_parallel,
-        dtype,
-        quantization,
-        capability,
-        runner == "pooling",
-    )
-    if min(tensor_parallel, pipeline_parallel, data_parallel) < 1:
-        raise ModelConfigError("a model is held by one rank or more")
-    return _stages(json.dumps(config, sort_keys=True, default=str), asked)
-
-
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """Everything beside the config that decides about weights."""
+class Asked:
+    """Everything beside the config that decides about weights.
+
+    Attributes:
+        ranks: Over how many the parameters are divided.
+        stages: Pipeline stages.
+        dtype: ``--dtype``; ``None`` or ``auto`` follows the checkpoint.
+        quantization: ``--quantization``; ``None`` follows the checkpoint.
+        capability: Compute capability of the GPU.
+        headless: No output head is built.
+        offload_bytes: Parameters of the layers that are moved to the CPU, one after the other
+            until they reach this.
+    """
 
     ranks: Ranks
     stages: int
@@ -95,13 +56,23 @@ class _Asked:
     quantization: str | None
     capability: tuple[int, int] | None
     headless: bool
+    offload_bytes: int = 0
+
+
+def stages_bytes(config: Mapping[str, Any], asked: Asked) -> tuple[int, ...]:
+    """Return the bytes of one rank of every stage; `kvheadroom.model.weights` says more.
+
+    Raises:
+        ModelConfigError: The model's parameters are not known.
+    """
+    return _stages(json.dumps(config, sort_keys=True, default=str), asked)
 
 
 @lru_cache(maxsize=1024)
-def _stages(text: str, asked: _Asked) -> tuple[int, ...]:
+def _stages(text: str, asked: Asked) -> tuple[int, ...]:
     config = json.loads(text)
-    family, fields = _family(config)
-    if asked.headless:
+    family, fields = find_family(config)
+    if asked.headless and not family.keeps_head:
         family = replace(family, ends=replace(family.ends, head="none"))
     storage = Storage(
         read_quantization(config, asked.quantization),
@@ -112,7 +83,14 @@ def _stages(text: str, asked: _Asked) -> tuple[int, ...]:
     if asked.stages > layers:
         raise ModelConfigError(f"{fields.architecture}: {asked.stages} stages for {layers} layers")
     model = _Model(family, config, fields, asked.ranks, storage)
-    return tuple(_stage(model, layers, asked.stages, stage) for stage in range(asked.stages))
+    if asked.offload_bytes and (not family.staged or family.encoder or family.tower):
+        raise ModelConfigError(
+            f"--cpu-offload-gb: what it moves of {fields.architecture:.80} is not known"
+        )
+    return tuple(
+        _stage(model, layers, asked.stages, stage, asked.offload_bytes)
+        for stage in range(asked.stages)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +117,12 @@ class _Model:
     storage: Storage
 
 
-def _family(config: Mapping[str, Any]) -> tuple[Family, Fields]:
+def find_family(config: Mapping[str, Any]) -> tuple[Family, Fields]:
+    """Return what the config's class is made of, and the fields that decide about it.
+
+    Raises:
+        ModelConfigError: The class is not known.
+    """
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else "(none)"
     family = FAMILIES.get(name)
@@ -168,7 +151,7 @@ def _element_bytes(
     return 4 if without_bfloat16 and config.get("model_type") in _NOT_IN_FLOAT16 else 2
 
 
-def _stage(model: _Model, layers: int, stages: int, stage: int) -> int:
+def _stage(model: _Model, layers: int, stages: int, stage: int, offload_bytes: int) -> int:
     family, c, r = model.family, model.fields, model.ranks
     first, last = stage == 0, stage == stages - 1
     parts = family.ends.parts(c, r, first=first, last=last)
@@ -180,12 +163,31 @@ def _stage(model: _Model, layers: int, stages: int, stage: int) -> int:
         parts += family.tower(Fields(c.architecture, model.config, family.defaults), r)
     total = _bytes(parts, "", model.storage)
     held = stage_layers(layers, stages, stage) if family.staged else range(layers)
+    to_move = offload_bytes
     for index in held:
-        total += _bytes(family.block(c, r, index), f"model.layers.{index}.", model.storage)
+        prefix, parts = f"model.layers.{index}.", family.block(c, r, index)
+        while to_move > 0 and parts:
+            part = parts.pop(0)
+            for size in _parameters(part, _bytes([part], prefix, model.storage), model.storage):
+                total += 0 if to_move > 0 else size
+                to_move -= size
+        total += _bytes(parts, prefix, model.storage)
     if family.encoder:
         for index in stage_layers(c.layers("encoder_layers"), stages, stage):
             total += _bytes(family.encoder(c, r, index), f"encoder.layers.{index}.", model.storage)
     return total
+
+
+def _parameters(part: Part, size: int, storage: Storage) -> tuple[int, ...]:
+    """Return *size*, the bytes of *part*, by parameter in the order in which vLLM makes them."""
+    match part:
+        case Experts(gated=gated):
+            inward = size * 2 // 3 if gated else size // 2
+            return inward, size - inward
+        case Linear(bias=True):
+            bias = sum(part.outputs) * storage.element_bytes
+            return size - bias, bias
+    return (size,)
 
 
 def _bytes(parts: Iterable[Part], prefix: str, storage: Storage) -> int:
