@@ -235,12 +235,7 @@ def _preempted(change: _Change, before: _Seen, now: _Seen) -> int:
         return 0
     share = max(seen.used_ratio / max(1, seen.running) for seen in (before, now))
     free_ratio = 1 - now.used_ratio
-    if change.admitted_new:
-        # Nothing new is admitted past a preempted request: all that run now were admitted while
-        # those preempted since still held their blocks.
-        fit = before.running / before.used_ratio if before.used_ratio else before.running
-        doubtful = min(doubtful, max(0, round(fit) - now.running))
-    else:
+    if not change.admitted_new:
         # What has just become free may not have been given out yet.
         free_ratio -= _FINISHED_SHARES * share * change.finished
     # With room for one, whoever waits preempted would be back: the youngest, so hardly the largest.
