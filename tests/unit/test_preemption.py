@@ -152,6 +152,13 @@ def test_with_every_sequence_taken_nobody_waits_preempted() -> None:
     assert judge(before, now, max_num_seqs=10).preempted_now == 0
 
 
+def test_a_limit_that_more_requests_run_than_is_not_the_limit() -> None:
+    """Ten run where at most four should: the flag was read from another server."""
+    past = judge(FULL, reading(8, 2, 0.95), max_num_seqs=4)
+
+    assert past.preempted_now == 2
+
+
 def test_new_requests_are_admitted_past_no_preempted_one() -> None:
     """Three waited preempted; then a new one was admitted, so they are back or gone."""
     fresh = reading(8, 5, 0.99, prompt_tokens_total=1100.0, finished=1.0)

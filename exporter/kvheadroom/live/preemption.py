@@ -249,7 +249,8 @@ def _none_is_preempted(now: _Seen, max_num_seqs: int | None) -> bool:
     """
     if now.waiting_for_capacity == 0:
         return True
-    return max_num_seqs is not None and now.running >= max_num_seqs
+    # More than that running: the limit is another than we were told.
+    return now.running == max_num_seqs
 
 
 def _risen(before: float, now: float) -> int:
