@@ -4,9 +4,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
+from tests.unit import evidence
 from tests.unit.recorded import Recorded, recorded
 
 from kvheadroom.live.preemption import PreemptionPast, observe_preemptions
+from kvheadroom.node.page_reader import PageReader
+from kvheadroom.node.vllm_names import MEANING_OF
+from kvheadroom.node.vllm_page import read_server_page
 
 # The servers were started with --max-num-seqs 64.
 MAX_NUM_SEQS = 64
@@ -159,3 +163,19 @@ def test_the_pool_that_clients_hung_up_at_was_full() -> None:
     assert sum(ratio > 0.9 for ratio in used) >= 10
     # Of 28 x 3 + 54 requests, these were answered; the clients of the others had hung up.
     assert finished == 109
+
+
+def test_gauges_that_appear_with_the_first_traffic_hide_no_preemption() -> None:
+    """Two API servers publish counters from the start, gauges later: 14, then 29 were preempted.
+
+    Source: tests/evidence/real-servers/0.32.0-api2.
+    """
+    past = PreemptionPast()
+    totals = []
+    for number, name in enumerate(("fresh", "busy", "after")):
+        page = evidence.page(f"real-servers/0.32.0-api2/{name}")
+        (engine,) = read_server_page(page, PageReader(MEANING_OF)).engines
+        past = observe_preemptions(past, engine, at_seconds=20.0 * number)
+        totals.append(past.inferred_total)
+
+    assert totals == [None, 14, 29]

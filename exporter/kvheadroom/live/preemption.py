@@ -132,8 +132,10 @@ def observe_preemptions(
         vLLM 0.32's scheduler, first come first served: a preempted request goes to the head of
         the queue, so nothing new is admitted while one waits.
     """
-    if restarted:
-        past = PreemptionPast(inferred_total=past.inferred_total, seen=_new_engine(at_seconds))
+    if restarted or _has_not_run(reading):
+        past = PreemptionPast(
+            inferred_total=past.inferred_total, seen=_new_engine(at_seconds), anchored=True
+        )
     now = _seen(reading, at_seconds, past.seen)
     if now is None:
         # A gauge that is missing, or kept from before a sleep, says nothing of the queue.
@@ -294,6 +296,11 @@ def _finished(reading: EngineReading) -> float | None:
         return sum(reading.finished_total.values())
     # Every request that finished has its prompt in this histogram.
     return None if reading.prompt_tokens is None else reading.prompt_tokens.count
+
+
+def _has_not_run(reading: EngineReading) -> bool:
+    # A server of several processes shows its counters from the start, the gauges only later.
+    return reading.prompt_tokens_total == 0 and reading.preemptions_total == 0
 
 
 def _new_engine(at_seconds: float) -> _Seen:
