@@ -14,6 +14,7 @@ from kvheadroom.node.vllm_page import read_server_page
 
 # The servers were started with --max-num-seqs 64.
 MAX_NUM_SEQS = 64
+PREEMPTING = ("preemption/mixed-lengths", "preemption/overrun")
 PACES = [(seconds, phase) for seconds in (1, 5, 15) for phase in range(seconds)]
 
 
@@ -120,11 +121,28 @@ def test_polled_every_fifteen_seconds_it_is_known_before_the_counter_moves(
     assert counted - known > 14.9
 
 
+def test_another_server_under_the_same_load_is_known_a_minute_ahead() -> None:
+    """First preempted between t = 11 and 12; vLLM's counter first moves at t = 71 s."""
+    pages = recorded("preemption/overrun")
+    known = next(each.page.at_seconds for each in judge(pages) if each.total)
+    counted = next(
+        page.at_seconds for page, count in zip(pages, reported(pages), strict=True) if count
+    )
+
+    assert (round(known), round(counted)) == (12, 71)
+
+
+@pytest.mark.parametrize(("seconds", "phase"), PACES)
+def test_all_42_of_another_server_are_known_in_the_end(seconds: int, phase: int) -> None:
+    """vLLM's own final count, at every pace and phase."""
+    assert judge(recorded("preemption/overrun")[phase::seconds])[-1].total == 42
+
+
 # --- other loads ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("seconds", "phase"), PACES)
-@pytest.mark.parametrize("name", ["preemption-trace", "preemption/mixed-lengths"])
+@pytest.mark.parametrize("name", [*PREEMPTING, "preemption-trace"])
 def test_the_total_is_never_behind_the_counter_and_never_falls(
     name: str, seconds: int, phase: int
 ) -> None:
