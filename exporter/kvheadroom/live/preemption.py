@@ -21,7 +21,7 @@ from kvheadroom.readings import EngineReading
 _PREFILL_STEPS: Final = 64
 # A finished request held the most: twice the mean of the running ones, where all are as long.
 _FINISHED_SHARES: Final = 2.0
-# A pool that was full for a moment: real ones with a queue stand at 0.74 and more.
+# A preemption makes room at once; real pools with preempted requests stood at 0.74 and more.
 _LEAST_FULL_RATIO: Final = 0.7
 # In more time than this, arrivals and aborts nobody saw can make up any balance.
 _LONGEST_GAP_SECONDS: Final = 60.0
