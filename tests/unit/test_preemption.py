@@ -254,6 +254,15 @@ def test_a_gauge_that_is_missing_once_does_not_hide_what_happened() -> None:
     assert (past.preempted_now, past.inferred_total) == (2, 2)
 
 
+def test_a_gauge_that_is_missing_once_does_not_hide_who_waits() -> None:
+    """Two waited preempted before the gap, and still do."""
+    waiting = reading(8, 2, 0.95)
+
+    past = judge(FULL, waiting, replace(waiting, requests_running=None), waiting)
+
+    assert (past.preempted_now, past.inferred_total) == (2, 2)
+
+
 def test_missed_polls_for_minutes_begin_a_new_balance() -> None:
     """In that time two may have hung up and two others arrived."""
     past = judge(FULL, reading(8, 2, 0.95), interval_seconds=90.0)

@@ -96,6 +96,7 @@ class PreemptionPast:
             it never falls, and never lags behind what vLLM has reported since then. ``None`` until
             a page had all that is needed.
         seen: The last reading that had it.
+        waiting: Requests known to wait preempted when it was read.
         unreported: Inferred preemptions that vLLM's counter has yet to show.
         unanswered: Admitted requests whose first output has yet to come, at most.
         quiet_steps: Steps since a request was last admitted or had its first output.
@@ -105,6 +106,7 @@ class PreemptionPast:
     preempted_now: int | None = None
     inferred_total: int | None = None
     seen: _Seen | None = None
+    waiting: int = 0
     unreported: int = 0
     unanswered: int = 0
     quiet_steps: float = 0.0
@@ -172,17 +174,18 @@ def _fold(
     # Of those preempted before, each waits, or is back and has yet to have an output.
     places = min(now.waiting_for_capacity, now.waiting_for_capacity + unanswered - unreported)
     inferred = min(_preempted(change, before, now), max(0, places))
-    preempted = (past.preempted_now or 0) + inferred + change.shown - change.admitted
+    waiting = past.waiting + inferred + change.shown - change.admitted
     if change.admitted_new:
         # Nothing new is admitted past a preempted request: those that waited are back, or gone.
-        preempted = inferred
+        waiting = inferred
     none_preempted = _none_is_preempted(now, max_num_seqs)
-    preempted = 0 if none_preempted else min(max(0, preempted), now.waiting_for_capacity)
+    waiting = 0 if none_preempted else min(max(0, waiting), now.waiting_for_capacity)
     anchored = past.anchored or none_preempted or change.admitted_new
     return PreemptionPast(
-        preempted_now=preempted if anchored else None,
+        preempted_now=waiting if anchored else None,
         inferred_total=(past.inferred_total or 0) + change.shown + inferred,
         seen=now,
+        waiting=waiting,
         # Whoever is neither waiting nor unanswered is gone, and will never be reported.
         unreported=min(unreported + inferred, now.waiting + unanswered),
         unanswered=unanswered,
