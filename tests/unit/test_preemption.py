@@ -124,6 +124,13 @@ def test_with_room_for_one_more_nobody_waits_preempted() -> None:
     assert past.inferred_total == 0
 
 
+def test_a_pool_far_from_full_has_preempted_nobody() -> None:
+    """Of two requests in six tenths one hung up, and one arrived that needs more than is free."""
+    past = judge(reading(2, 0, 0.6), reading(1, 1, 0.5))
+
+    assert past.inferred_total == 0
+
+
 def test_deferred_requests_were_not_preempted() -> None:
     """One hung up, and one arrived that waits for a LoRA slot."""
     deferred = reading(9, 1, 0.95, waiting_by_reason={"capacity": 0.0, "deferred": 1.0})
@@ -143,6 +150,13 @@ def test_with_every_sequence_taken_nobody_waits_preempted() -> None:
     before, now = reading(12, 5, 0.99), reading(10, 7, 0.97)
 
     assert judge(before, now, max_num_seqs=10).preempted_now == 0
+
+
+def test_a_limit_that_more_requests_run_than_is_not_the_limit() -> None:
+    """Ten run where at most four should: the flag was read from another server."""
+    past = judge(FULL, reading(8, 2, 0.95), max_num_seqs=4)
+
+    assert past.preempted_now == 2
 
 
 def test_new_requests_are_admitted_past_no_preempted_one() -> None:
@@ -240,6 +254,15 @@ def test_a_gauge_that_is_missing_once_does_not_hide_what_happened() -> None:
     assert (past.preempted_now, past.inferred_total) == (2, 2)
 
 
+def test_a_gauge_that_is_missing_once_does_not_hide_who_waits() -> None:
+    """Two waited preempted before the gap, and still do."""
+    waiting = reading(8, 2, 0.95)
+
+    past = judge(FULL, waiting, replace(waiting, requests_running=None), waiting)
+
+    assert (past.preempted_now, past.inferred_total) == (2, 2)
+
+
 def test_missed_polls_for_minutes_begin_a_new_balance() -> None:
     """In that time two may have hung up and two others arrived."""
     past = judge(FULL, reading(8, 2, 0.95), interval_seconds=90.0)
@@ -263,6 +286,53 @@ def test_a_queue_found_at_the_first_poll_may_hold_preempted_requests() -> None:
     past = observe_preemptions(past, reading(8, 0, 0.9, finished=5.0), at_seconds=5.0)
 
     assert past.preempted_now == 0
+
+
+def test_a_new_balance_does_not_know_who_waits() -> None:
+    """Two more were preempted since the first poll; of the seven that wait, the five may be too."""
+    past = observe_preemptions(PreemptionPast(), reading(8, 5, 0.95), at_seconds=0.0)
+
+    past = observe_preemptions(past, reading(6, 7, 0.95), at_seconds=5.0)
+
+    assert (past.preempted_now, past.inferred_total) == (None, 2)
+
+
+def test_a_first_output_after_the_first_poll_proves_no_admission() -> None:
+    """The request may have been in its prefill all along, with preempted ones waiting."""
+    past = observe_preemptions(PreemptionPast(), reading(8, 5, 0.95), at_seconds=0.0)
+
+    answered = reading(8, 5, 0.95, prompt_tokens_total=1300.0)
+    past = observe_preemptions(past, answered, at_seconds=5.0)
+
+    assert past.preempted_now is None
+
+
+def test_after_many_steps_nobody_found_running_is_in_its_prefill() -> None:
+    """100 steps later, two that are back and two preempted in their place are told apart."""
+    past = observe_preemptions(PreemptionPast(), reading(10, 0, 0.95), at_seconds=0.0)
+    later = {"generation_tokens_total": 1000.0}
+    pages = (
+        reading(10, 0, 0.98, **later),
+        reading(8, 2, 0.95, **later),
+        reading(8, 2, 0.95, preemptions_total=2.0, **later),
+    )
+    for number, page in enumerate(pages, start=1):
+        past = observe_preemptions(past, page, at_seconds=5.0 * number)
+
+    assert (past.preempted_now, past.inferred_total) == (2, 4)
+
+
+def test_whoever_hung_up_while_preempted_is_never_reported() -> None:
+    """Two were preempted and hung up; the one reported later is another."""
+    settled = {"prompt_tokens_total": 1000.0, "generation_tokens_total": 1000.0}
+    past = judge(
+        reading(10, 0, 0.98, **settled),
+        reading(8, 2, 0.95, **settled),
+        reading(8, 0, 0.9, **settled),
+        reading(8, 0, 0.9, preemptions_total=1.0, **settled),
+    )
+
+    assert past.inferred_total == 3
 
 
 @given(

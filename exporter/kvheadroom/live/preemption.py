@@ -21,7 +21,7 @@ from kvheadroom.readings import EngineReading
 _PREFILL_STEPS: Final = 64
 # A finished request held the most: twice the mean of the running ones, where all are as long.
 _FINISHED_SHARES: Final = 2.0
-# A pool that was full for a moment: real ones with a queue stand at 0.74 and more.
+# A preemption makes room at once; real pools with preempted requests stood at 0.74 and more.
 _LEAST_FULL_RATIO: Final = 0.7
 # In more time than this, arrivals and aborts nobody saw can make up any balance.
 _LONGEST_GAP_SECONDS: Final = 60.0
@@ -96,6 +96,7 @@ class PreemptionPast:
             it never falls, and never lags behind what vLLM has reported since then. ``None`` until
             a page had all that is needed.
         seen: The last reading that had it.
+        waiting: Requests known to wait preempted when it was read.
         unreported: Inferred preemptions that vLLM's counter has yet to show.
         unanswered: Admitted requests whose first output has yet to come, at most.
         quiet_steps: Steps since a request was last admitted or had its first output.
@@ -105,6 +106,7 @@ class PreemptionPast:
     preempted_now: int | None = None
     inferred_total: int | None = None
     seen: _Seen | None = None
+    waiting: int = 0
     unreported: int = 0
     unanswered: int = 0
     quiet_steps: float = 0.0
@@ -132,8 +134,10 @@ def observe_preemptions(
         vLLM 0.32's scheduler, first come first served: a preempted request goes to the head of
         the queue, so nothing new is admitted while one waits.
     """
-    if restarted:
-        past = PreemptionPast(inferred_total=past.inferred_total, seen=_new_engine(at_seconds))
+    if restarted or _has_not_run(reading):
+        past = PreemptionPast(
+            inferred_total=past.inferred_total, seen=_new_engine(at_seconds), anchored=True
+        )
     now = _seen(reading, at_seconds, past.seen)
     if now is None:
         # A gauge that is missing, or kept from before a sleep, says nothing of the queue.
@@ -170,17 +174,18 @@ def _fold(
     # Of those preempted before, each waits, or is back and has yet to have an output.
     places = min(now.waiting_for_capacity, now.waiting_for_capacity + unanswered - unreported)
     inferred = min(_preempted(change, before, now), max(0, places))
-    preempted = (past.preempted_now or 0) + inferred + change.shown - change.admitted
+    waiting = past.waiting + inferred + change.shown - change.admitted
     if change.admitted_new:
         # Nothing new is admitted past a preempted request: those that waited are back, or gone.
-        preempted = inferred
+        waiting = inferred
     none_preempted = _none_is_preempted(now, max_num_seqs)
-    preempted = 0 if none_preempted else min(max(0, preempted), now.waiting_for_capacity)
+    waiting = 0 if none_preempted else min(max(0, waiting), now.waiting_for_capacity)
     anchored = past.anchored or none_preempted or change.admitted_new
     return PreemptionPast(
-        preempted_now=preempted if anchored else None,
+        preempted_now=waiting if anchored else None,
         inferred_total=(past.inferred_total or 0) + change.shown + inferred,
         seen=now,
+        waiting=waiting,
         # Whoever is neither waiting nor unanswered is gone, and will never be reported.
         unreported=min(unreported + inferred, now.waiting + unanswered),
         unanswered=unanswered,
@@ -235,12 +240,7 @@ def _preempted(change: _Change, before: _Seen, now: _Seen) -> int:
         return 0
     share = max(seen.used_ratio / max(1, seen.running) for seen in (before, now))
     free_ratio = 1 - now.used_ratio
-    if change.admitted_new:
-        # Nothing new is admitted past a preempted request: all that run now were admitted while
-        # those preempted since still held their blocks.
-        fit = before.running / before.used_ratio if before.used_ratio else before.running
-        doubtful = min(doubtful, max(0, round(fit) - now.running))
-    else:
+    if not change.admitted_new:
         # What has just become free may not have been given out yet.
         free_ratio -= _FINISHED_SHARES * share * change.finished
     # With room for one, whoever waits preempted would be back: the youngest, so hardly the largest.
@@ -254,7 +254,8 @@ def _none_is_preempted(now: _Seen, max_num_seqs: int | None) -> bool:
     """
     if now.waiting_for_capacity == 0:
         return True
-    return max_num_seqs is not None and now.running >= max_num_seqs
+    # More than that running: the limit is another than we were told.
+    return now.running == max_num_seqs
 
 
 def _risen(before: float, now: float) -> int:
@@ -298,6 +299,11 @@ def _finished(reading: EngineReading) -> float | None:
         return sum(reading.finished_total.values())
     # Every request that finished has its prompt in this histogram.
     return None if reading.prompt_tokens is None else reading.prompt_tokens.count
+
+
+def _has_not_run(reading: EngineReading) -> bool:
+    # A server of several processes shows its counters from the start, the gauges only later.
+    return reading.prompt_tokens_total == 0 and reading.preemptions_total == 0
 
 
 def _new_engine(at_seconds: float) -> _Seen:
