@@ -14,9 +14,9 @@ from kvheadroom.model.weights.latent import LATENT
 from kvheadroom.model.weights.layer_norm import LAYER_NORM
 from kvheadroom.model.weights.nemotron import NEMOTRON
 from kvheadroom.model.weights.pooling import POOLING
+from kvheadroom.model.weights.retrieval import RETRIEVAL
 from kvheadroom.model.weights.rotary_encoders import ROTARY_ENCODERS
 from kvheadroom.model.weights.sparse_layers import SPARSE_LAYERS
-from kvheadroom.model.weights.retrieval import RETRIEVAL
 from kvheadroom.model.weights.vision import VISION
 
 _CAUSAL: Final = "ForCausalLM"
