@@ -39,6 +39,8 @@ def rank_weights(
         capability=options.device.capability,
         runner=options.runner,
         offload_bytes=loading.cpu_offload_bytes,
+        without=options.without,
+        towers_by_request=options.encode_by_request,
     )
     buffers = adapter_buffers(config, options)
     return tuple(own + beside for own, beside in zip(parameters, buffers, strict=True))

@@ -1,6 +1,6 @@
 """Bytes of a model's parameters: on each rank, and in its checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from kvheadroom.errors import ModelConfigError
@@ -31,6 +31,8 @@ def weights_bytes(
     capability: tuple[int, int] | None = None,
     runner: str = "generate",
     offload_bytes: int = 0,
+    without: Collection[str] = (),
+    towers_by_request: bool = False,
 ) -> tuple[int, ...]:
     """Return the bytes of parameters on one rank of every pipeline stage, first stage first.
 
@@ -46,6 +48,10 @@ def weights_bytes(
         runner: ``pooling`` builds no output head.
         offload_bytes: ``--cpu-offload-gb`` of each rank: parameters of its layers are moved to the
             CPU, whole and in their order, until they reach this.
+        without: Modalities that the server takes none of (``image``, ``video``, ``audio``); towers
+            of nothing else are not built.
+        towers_by_request: Ranks share out requests to encode instead of cutting the towers
+            (``--mm-encoder-tp-mode data``), where the class can.
 
     Raises:
         ModelConfigError: The class or the quantization is not known, a field is missing, or the
@@ -73,6 +79,8 @@ def weights_bytes(
         capability,
         runner == "pooling",
         offload_bytes,
+        frozenset(without),
+        towers_by_request,
     )
     return stages_bytes(config, asked)
 

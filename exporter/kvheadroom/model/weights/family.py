@@ -29,6 +29,7 @@ class Ends:
         norm_bias: That normalization shifts, too.
         head_bias: The head has a bias.
         always_tied: The class has no head of its own whatever the config says.
+        never_tied: It always has one.
     """
 
     embedding: Literal["first", "tied_last", "every", "none"] = "tied_last"
@@ -37,6 +38,7 @@ class Ends:
     norm_bias: bool = False
     head_bias: bool = False
     always_tied: bool = False
+    never_tied: bool = False
 
     def held(self, c: Fields, part: str, *, first: bool, last: bool) -> bool:
         """Return whether a stage holds the ``embedding``, ``head`` or ``norm``."""
@@ -44,7 +46,7 @@ class Ends:
         where = {"embedding": self.embedding, "head": self.head, "norm": self.norm}[part]
         stages = {"every": True, "first": first, "last": last, "none": False}
         stages["tied_last"] = first or (tied and last)
-        return stages[where] and not (part == "head" and tied)
+        return stages[where] and not (part == "head" and tied and not self.never_tied)
 
     def parts(self, c: Fields, r: Ranks, *, first: bool, last: bool) -> list[Part]:
         """Return the parameters of one stage's ends."""
@@ -76,8 +78,6 @@ class Family:
         defaults: What the class assumes for a field the file leaves out.
         every: More parameters on every stage.
         inputs: More parameters wherever the embedding is.
-        tower: An encoder of other modalities, on every stage, from the whole config.
-        nested: The language model's fields are in ``text_config`` where there is one.
         staged: Stages divide the layers; otherwise each holds all of them.
         encoder: One of the ``encoder_layers`` that stages divide like the decoder's.
         layers: Names of the field that counts the layers.
@@ -89,8 +89,6 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     every: Extra | None = None
     inputs: Extra | None = None
-    tower: Extra | None = None
-    nested: bool = False
     staged: bool = True
     encoder: Block | None = None
     layers: tuple[str, ...] = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")

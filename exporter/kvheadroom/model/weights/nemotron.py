@@ -1,6 +1,7 @@
 """Nemotron-H, whose layers are one kind each, and the models that a search cut to size."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from kvheadroom.errors import ModelConfigError
@@ -110,8 +111,10 @@ def _searched_layer(c: Fields, r: Ranks, index: int) -> list[Part]:
     return parts
 
 
+_OWN_HEAD: Final = replace(EVERY_STAGE, never_tied=True)
+
 NEMOTRON: Final[Mapping[str, Family]] = {
     "DeciLMForCausalLM": Family(_searched_layer),
-    "NemotronHForCausalLM": Family(_layer, EVERY_STAGE),
-    "NemotronHPuzzleForCausalLM": Family(_puzzle_layer, EVERY_STAGE),
+    "NemotronHForCausalLM": Family(_layer, _OWN_HEAD),
+    "NemotronHPuzzleForCausalLM": Family(_puzzle_layer, _OWN_HEAD),
 }

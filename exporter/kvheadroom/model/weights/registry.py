@@ -8,16 +8,22 @@ from kvheadroom.model.weights.dense import DENSE
 from kvheadroom.model.weights.encoders import ENCODERS, classifying
 from kvheadroom.model.weights.experts import EXPERTS
 from kvheadroom.model.weights.family import Family
+from kvheadroom.model.weights.fixed_towers import FIXED_TOWERS
 from kvheadroom.model.weights.gemma import GEMMA
+from kvheadroom.model.weights.gemma_towers import GEMMA_TOWERS
 from kvheadroom.model.weights.hybrid import HYBRID
 from kvheadroom.model.weights.latent import LATENT
 from kvheadroom.model.weights.layer_norm import LAYER_NORM
+from kvheadroom.model.weights.minicpm import MINICPM
 from kvheadroom.model.weights.nemotron import NEMOTRON
+from kvheadroom.model.weights.own_towers import OWN_TOWERS
 from kvheadroom.model.weights.pooling import POOLING
-from kvheadroom.model.weights.retrieval import RETRIEVAL
+from kvheadroom.model.weights.retrieval import RETRIEVAL, SEEING_RETRIEVAL
 from kvheadroom.model.weights.rotary_encoders import ROTARY_ENCODERS
 from kvheadroom.model.weights.sparse_layers import SPARSE_LAYERS
+from kvheadroom.model.weights.speech import SPEECH
 from kvheadroom.model.weights.vision import VISION
+from kvheadroom.model.weights.wrappers import Wrapper
 
 _CAUSAL: Final = "ForCausalLM"
 _DECODERS: Final = {
@@ -43,6 +49,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **POOLING,
     **ENCODERS,
     **ROTARY_ENCODERS,
-    **VISION,
     **RETRIEVAL,
+}
+
+WRAPPERS: Final[Mapping[str, Wrapper]] = {
+    **VISION,
+    **SPEECH,
+    **GEMMA_TOWERS,
+    **FIXED_TOWERS,
+    **OWN_TOWERS,
+    **MINICPM,
+    **SEEING_RETRIEVAL,
 }

@@ -12,6 +12,7 @@ from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.hybrid import HYBRID
 from kvheadroom.model.weights.parts import FLOAT32, Part, Ranks, Tensor, share
 from kvheadroom.model.weights.vision import VISION
+from kvheadroom.model.weights.wrappers import Wrapper, kept
 
 # transformers' class of the privacy filter: 8 entities with four marks each, and none.
 _PRIVACY_LABELS: Final = 33
@@ -46,20 +47,20 @@ def _jina_projector(c: Fields, _r: Ranks) -> list[Part]:
 
 def _jina_vision_score(c: Fields, r: Ranks) -> list[Part]:
     """Return a scorer of two layers, float32 and divided."""
-    own = share(c.hidden, r.tensor, "score")
-    return [Tensor(own * (c.hidden + 1) + own + 1, FLOAT32)]
+    width = c.part("text_config").hidden
+    own = share(width, r.tensor, "score")
+    return [Tensor(own * (width + 1) + own + 1, FLOAT32)]
 
 
-def _seeing_tokens(family: Family) -> Family:
-    """Return a class that reads images with a projection after it, of the dimension it names."""
+def _seen_projection(c: Fields, _r: Ranks) -> list[Part]:
+    """Return a projection to the dimension that the file names."""
+    # Where no field says it, the projection is made of what the checkpoint holds.
+    return [Tensor(c.count(*_TOKEN_DIMENSIONS) * c.part("text_config").hidden, FLOAT32)]
 
-    def tower(c: Fields, r: Ranks) -> list[Part]:
-        before = family.tower(c, r) if family.tower else []
-        # Where no field says it, the projection is made of what the checkpoint holds.
-        elements = c.count(*_TOKEN_DIMENSIONS) * c.part("text_config").hidden
-        return [*before, Tensor(elements, FLOAT32)]
 
-    return replace(family, tower=tower, keeps_head=True)
+def _ending_seen(wrapper: Wrapper, end: Extra) -> Wrapper:
+    """Return a class that reads images with *end* after it."""
+    return replace(wrapper, towers=(*wrapper.towers, kept(end)), keeps_head=True)
 
 
 def _privacy_score(c: Fields, _r: Ranks) -> list[Part]:
@@ -68,19 +69,20 @@ def _privacy_score(c: Fields, _r: Ranks) -> list[Part]:
     return [Tensor(count * (c.hidden + 1), FLOAT32)]
 
 
-_COL_QWEN3: Final = _seeing_tokens(VISION["Qwen3VLForConditionalGeneration"])
+_COL_QWEN3: Final = _ending_seen(VISION["Qwen3VLForConditionalGeneration"], _seen_projection)
 
 RETRIEVAL: Final[Mapping[str, Family]] = {
     "ColBERTLfm2Model": _ending(HYBRID["Lfm2ForCausalLM"], _token_projection),
     "ColBERTModernBertModel": _ending(ENCODERS["ModernBertModel"], _token_projection),
-    "ColQwen3": _COL_QWEN3,
     "JinaForRanking": _ending(DENSE["Qwen3ForCausalLM"], _jina_projector),
-    "JinaVLForRanking": replace(
-        VISION["Qwen2VLForConditionalGeneration"], every=_jina_vision_score, keeps_head=True
-    ),
     "OpenAIPrivacyFilterForTokenClassification": _ending(
         EXPERTS["GptOssForCausalLM"], _privacy_score, num_labels=_PRIVACY_LABELS
     ),
+}
+
+SEEING_RETRIEVAL: Final[Mapping[str, Wrapper]] = {
+    "ColQwen3": _COL_QWEN3,
+    "JinaVLForRanking": _ending_seen(VISION["Qwen2VLForConditionalGeneration"], _jina_vision_score),
     "OpsColQwen3Model": _COL_QWEN3,
     "Qwen3VLNemotronEmbedModel": _COL_QWEN3,
 }

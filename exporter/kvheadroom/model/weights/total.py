@@ -20,8 +20,9 @@ from kvheadroom.model.weights.parts import (
     Tensor,
 )
 from kvheadroom.model.weights.quantization import Quantization, read_quantization
-from kvheadroom.model.weights.registry import FAMILIES
+from kvheadroom.model.weights.registry import FAMILIES, WRAPPERS
 from kvheadroom.model.weights.tiles import has_precise_router_kernel, padded
+from kvheadroom.model.weights.wrappers import Tower
 
 _DTYPE_BYTES: Final[Mapping[str, int]] = {
     "float32": 4,
@@ -57,6 +58,8 @@ class Asked:
     capability: tuple[int, int] | None
     headless: bool
     offload_bytes: int = 0
+    without: frozenset[str] = frozenset()
+    towers_by_request: bool = False
 
 
 def stages_bytes(config: Mapping[str, Any], asked: Asked) -> tuple[int, ...]:
@@ -72,6 +75,7 @@ def stages_bytes(config: Mapping[str, Any], asked: Asked) -> tuple[int, ...]:
 def _stages(text: str, asked: Asked) -> tuple[int, ...]:
     config = json.loads(text)
     family, fields = find_family(config)
+    towers = _towers(config, asked)
     if asked.headless and not family.keeps_head:
         family = replace(family, ends=replace(family.ends, head="none"))
     storage = Storage(
@@ -82,8 +86,8 @@ def _stages(text: str, asked: Asked) -> tuple[int, ...]:
     layers = fields.layers(*family.layers)
     if asked.stages > layers:
         raise ModelConfigError(f"{fields.architecture}: {asked.stages} stages for {layers} layers")
-    model = _Model(family, config, fields, asked.ranks, storage)
-    if asked.offload_bytes and (not family.staged or family.encoder or family.tower):
+    model = _Model(family, fields, towers, asked.ranks, storage)
+    if asked.offload_bytes and (not family.staged or family.encoder or towers):
         raise ModelConfigError(
             f"--cpu-offload-gb: what it moves of {fields.architecture:.80} is not known"
         )
@@ -111,32 +115,59 @@ class Storage:
 @dataclass(frozen=True, slots=True)
 class _Model:
     family: Family
-    config: Mapping[str, Any]
     fields: Fields
+    towers: list[Part]
     ranks: Ranks
     storage: Storage
 
 
 def find_family(config: Mapping[str, Any]) -> tuple[Family, Fields]:
-    """Return what the config's class is made of, and the fields that decide about it.
+    """Return what the language model is made of, and the fields that decide about it.
 
     Raises:
         ModelConfigError: The class is not known.
     """
+    name = _class_name(config)
+    wrapper = WRAPPERS.get(name)
+    if wrapper is None:
+        family = _family(name, name)
+        return family, Fields(name, config, family.defaults)
+    family = wrapper.family or _family(wrapper.text_class(config), name)
+    family = replace(family, keeps_head=family.keeps_head or wrapper.keeps_head)
+    return family, Fields(name, wrapper.text_values(config), family.defaults)
+
+
+def _class_name(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
-    name = str(names[0]) if isinstance(names, list) and names else "(none)"
+    return str(names[0]) if isinstance(names, list) and names else "(none)"
+
+
+def _towers(config: Mapping[str, Any], asked: Asked) -> list[Part]:
+    """Return what stands before the language model on every stage."""
+    wrapper = WRAPPERS.get(_class_name(config))
+    if wrapper is None:
+        return []
+    around = wrapper.surroundings(_class_name(config), config)
+    return [
+        part
+        for tower in wrapper.towers
+        if tower.stands(around.values, asked.without)
+        for part in tower.parts(around, _tower_ranks(tower, asked))
+    ]
+
+
+def _tower_ranks(tower: Tower, asked: Asked) -> Ranks:
+    return Ranks() if asked.towers_by_request and tower.by_request else asked.ranks
+
+
+def _family(name: str, architecture: str) -> Family:
     family = FAMILIES.get(name)
     if family is None:
         raise ModelConfigError(
-            f"{name:.80}: the parameters of this class are not known; the sizes in its "
+            f"{architecture:.80}: the parameters of this class are not known; the sizes in its "
             "safetensors headers, or the index's metadata.total_size, would settle them"
         )
-    text = config.get("text_config")
-    values = config
-    if family.nested and isinstance(text, Mapping):
-        outer = config.get("tie_word_embeddings")
-        values = text if outer is None else {**text, "tie_word_embeddings": outer}
-    return family, Fields(name, values, family.defaults)
+    return family
 
 
 def _element_bytes(
@@ -159,8 +190,7 @@ def _stage(model: _Model, layers: int, stages: int, stage: int, offload_bytes: i
         parts += family.every(c, r)
     if family.inputs and family.ends.held(c, "embedding", first=first, last=last):
         parts += family.inputs(c, r)
-    if family.tower and isinstance(model.config.get("vision_config"), Mapping):
-        parts += family.tower(Fields(c.architecture, model.config, family.defaults), r)
+    parts += model.towers
     total = _bytes(parts, "", model.storage)
     held = stage_layers(layers, stages, stage) if family.staged else range(layers)
     to_move = offload_bytes
