@@ -17,7 +17,7 @@ from kvheadroom.engine.specs import (
 from kvheadroom.engine.versions import Version
 from kvheadroom.errors import ConfigError
 
-_FULL_KINDS: Final = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
+_FULL_KINDS: Final = frozenset({"FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec"})
 _LOCAL_KINDS: Final = frozenset({"SlidingWindowSpec", "ChunkedLocalAttentionSpec"})
 _NEVER_FULL: Final = frozenset({"SlidingWindowMLASpec", "ChunkedLocalAttentionSpec"})
 # Kinds of little difference in number are padded to the larger one instead of split up.

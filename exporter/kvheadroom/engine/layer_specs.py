@@ -106,7 +106,8 @@ def _attention_spec(
             pool, kernel, "ChunkedLocalAttentionSpec", dims, tokens, chunk=layer.chunk
         )
     if layer.window is None:
-        return _head_spec(pool, kernel, "FullAttentionSpec", dims, tokens)
+        kind: SpecKind = "SinkFullAttentionSpec" if layer.sink_tokens else "FullAttentionSpec"
+        return _head_spec(pool, kernel, kind, dims, tokens)
     shared = pool.choice.skip_page_bytes if skipped else None
     one = _head_spec(pool, kernel, "SlidingWindowSpec", dims, 1, window=layer.window)
     budget = (shared or tokens * one.page_bytes) // one.page_bytes

@@ -11,6 +11,7 @@ SpecKind = Literal[
     "SlidingWindowMLASpec",
     "MambaSpec",
     "CrossAttentionSpec",
+    "SinkFullAttentionSpec",
 ]
 GroupKind = SpecKind | Literal["UniformTypeKVCacheSpecs"]
 

@@ -41,7 +41,7 @@ _PLAIN_CLASSES: Final = _names("""
     Apertus Aquila Arcee Baichuan BaiChuan BailingMoe BailingMoeV2 Bloom Cohere Cwm Deepseek Dots1
     Ernie4_5 Ernie4_5_Moe Exaone Flex FlexOlmo GPTJ GPTNeoX Gemma Glm Glm4 Glm4Moe Granite
     GraniteMoe GraniteMoeShared GraniteMoeSWA GraniteSWA Helium HrmText HYV3 HunYuanDenseV1
-    HunYuanMoEV1 HyperCLOVAX IQuestCoder InternLM InternLM2 InternLM3 JAIS Jais2 LLaMA Laguna Llama
+    HunYuanMoEV1 HyperCLOVAX IQuestCoder InternLM InternLM2 InternLM3 JAIS Jais2 K2Horizon LLaMA Laguna Llama
     Lucie MiMo Mellum MiniCPM MiniMaxM2 Nanbeige Ministral3 Mixtral Nemotron OLMo OPT Olmo Olmo2
     Olmoe Orion PanguEmbedded Param2MoE Persimmon Phi Phi3 PhiMoE QWen SarvamMoE SeedOss SmolLM3
     Solar Starcoder2 StableLm Step1 TeleChat2 TeleChat3 TeleFLM Xverse Yi
@@ -65,6 +65,8 @@ ATTENTION_CLASSES: Final[Mapping[str, AttentionFacts]] = {
     ),
     "Cohere2ForCausalLM": AttentionFacts(full_every=4, window=4096, window_extra=1),
     "Cohere2MoeForCausalLM": AttentionFacts(full_every=4, window=4096, window_extra=1),
+    "CohereCompassForCausalLM": AttentionFacts(full_every=1, window=4096),
+    "DiffusionGemmaForBlockDiffusion": AttentionFacts(full_every=6, window=512, head_dim=256),
     "Exaone4ForCausalLM": AttentionFacts(full_every=4, window=4096),
     "ExaoneMoeForCausalLM": AttentionFacts(full_every=4, window=4096),
     "ExaoneMoEForCausalLM": AttentionFacts(full_every=4, window=4096),
@@ -188,7 +190,10 @@ CLASS_OF_TYPE: Final[Mapping[str, str]] = {
 
 # Wrappers around one language model whose text fields may lie at the top of the file.
 CLASS_OF_FLAT_WRAPPER: Final[Mapping[str, str]] = {
+    "BailingMoeV3VLForConditionalGeneration": "BailingMoeV3ForCausalLM",
+    "Cosmos3ForConditionalGeneration": "Qwen3ForCausalLM",
     "GLM4VForCausalLM": "ChatGLMModel",
+    "KimiK3ForConditionalGeneration": "KimiLinearForCausalLM",
     "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",
     "MiniCPMO": "Qwen2ForCausalLM",
     "MiniCPMV": "Qwen2ForCausalLM",

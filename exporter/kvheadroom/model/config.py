@@ -35,6 +35,14 @@ from kvheadroom.model.families.softmax import (
     step3p5_blocks,
 )
 from kvheadroom.model.families.speech import decoder_blocks
+from kvheadroom.model.families.windows import (
+    chunk_as_window_blocks,
+    listed_window_blocks,
+    looped_blocks,
+    paired_blocks,
+    pangu_blocks,
+    unrotated_full_blocks,
+)
 from kvheadroom.model.fields import (
     Config,
     optional_whole,
@@ -64,17 +72,24 @@ _DRAFT_MARKS: Final = ("Eagle3", "Eagle")
 _IMAGE_PREFIX_TYPES: Final = frozenset({"gemma3", "bagel", "molmo2", "moondream3", "paligemma"})
 # Classes whose layers no field describes in the common way.
 _OWN_READERS: Final[Mapping[str, Callable[[Config], tuple[Block, ...]]]] = {
+    "Cosmos3EdgeForConditionalGeneration": paired_blocks,
     "DbrxForCausalLM": dbrx_blocks,
     "DeciLMForCausalLM": searched_blocks,
     "DeepseekV4ForCausalLM": compressed_blocks,
     "FalconForCausalLM": falcon_blocks,
+    "IQuestLoopCoderForCausalLM": looped_blocks,
     "Llama4ForCausalLM": llama4_blocks,
     "MiMoV2FlashForCausalLM": mimo2_blocks,
     "MiMoV2ForCausalLM": mimo2_blocks,
+    "MiMoV2OmniForCausalLM": mimo2_blocks,
     "MPTForCausalLM": dbrx_blocks,
     "MptForCausalLM": dbrx_blocks,
     "MiniCPM3ForCausalLM": expanded_latent_blocks,
+    "MuseGlimmerForCausalLM": unrotated_full_blocks,
+    "PanguProMoEV2ForCausalLM": pangu_blocks,
+    "Plamo3ForCausalLM": listed_window_blocks,
     "RWForCausalLM": falcon_blocks,
+    "Rnj1ForCausalLM": chunk_as_window_blocks,
     "Step3p5ForCausalLM": step3p5_blocks,
     "WhisperForConditionalGeneration": decoder_blocks,
 }
@@ -187,7 +202,7 @@ def _blocks(architecture: str, text: Config) -> tuple[Block, ...]:
     if architecture in _OWN_READERS:
         return _OWN_READERS[architecture](text)
     facts = ATTENTION_CLASSES[architecture]
-    if architecture == "Gemma4ForCausalLM":
+    if architecture in {"Gemma4ForCausalLM", "DiffusionGemmaForBlockDiffusion"}:
         return gemma4_blocks(text, facts)
     return own_caches(text, softmax_blocks(text, facts))
 
@@ -201,7 +216,7 @@ def _draft_blocks(architecture: str, text: Config, blocks: tuple[Block, ...]) ->
     match architecture:
         case "DeepseekV4ForCausalLM":
             return (compressed_block(text, 1),) * count
-        case "MiMoV2FlashForCausalLM" | "MiMoV2ForCausalLM":
+        case "MiMoV2FlashForCausalLM" | "MiMoV2ForCausalLM" | "MiMoV2OmniForCausalLM":
             return (mimo2_sliding(text),)
         case "Qwen3NextForCausalLM" | "Qwen3_5ForCausalLM" | "Qwen3_5MoeForCausalLM":
             return (softmax_block(text),) * count

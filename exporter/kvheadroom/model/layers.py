@@ -17,6 +17,7 @@ class AttentionLayer:
         window: Tokens a sliding window keeps; ``None`` keeps all.
         chunk: Tokens of a chunk that is attended locally; ``None`` keeps all.
         sink: Attends to a learned sink as well, which not every kernel can.
+        sink_tokens: Learned keys and values that stand before those of every request.
     """
 
     kv_heads: int
@@ -25,6 +26,7 @@ class AttentionLayer:
     window: int | None = None
     chunk: int | None = None
     sink: bool = False
+    sink_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
