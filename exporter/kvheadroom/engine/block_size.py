@@ -14,7 +14,14 @@ from kvheadroom.engine.specs import ceil_div
 from kvheadroom.engine.states import state_bytes
 from kvheadroom.engine.versions import BLOCK_SIZE_CHOSEN_BY_WORKER, Version
 from kvheadroom.errors import ConfigError
-from kvheadroom.model.layers import AttentionLayer, LatentLayer, ModelLayers, StateLayer
+from kvheadroom.model.layers import (
+    AttentionLayer,
+    ConvolutionLayer,
+    LatentLayer,
+    ModelLayers,
+    RingLayer,
+    StateLayer,
+)
 
 _DEFAULT_TOKENS: Final = 16
 _FLASHINFER_LATENT_SINCE: Final[Version] = (0, 12, 0)
@@ -110,7 +117,7 @@ def _kernels(models: Iterable[ModelLayers], server: ServerKernels) -> list[Kerne
     )
     found: dict[Kernel, None] = {}
     for layer, skipped in layers:
-        if isinstance(layer, StateLayer):
+        if isinstance(layer, StateLayer | RingLayer | ConvolutionLayer):
             continue
         found[kernel_of(layer, server, skipped=skipped)] = None
         if isinstance(layer, LatentLayer) and layer.indexer_dim and not layer.compressed:
@@ -158,7 +165,7 @@ def _token_bytes(
     """Return the bytes of one token in one attention layer on one rank."""
     kernel = kernel_of(layer, server)
     if isinstance(layer, LatentLayer):
-        return latent_row_bytes(kernel.kv_dtype, layer.latent_dim + layer.rope_dim)
+        return latent_row_bytes(kernel.kv_dtype, layer.row_dim)
     heads = max(1, model.traits.kv_heads // options.tensor_parallel)
     dim = model.traits.head_dim
     return heads * head_content_bytes(kernel.kv_dtype, dim, dim, backend=kernel.backend.name)

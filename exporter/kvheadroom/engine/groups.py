@@ -125,7 +125,9 @@ def is_uniform_type(specs: Iterable[CacheSpec]) -> bool:
     if any(spec.kind != first.kind for spec in distinct):
         return False
     if first.kind == "MambaSpec":
-        return len({(spec.page_bytes, spec.state_blocks) for spec in distinct}) == 1
+        return (
+            len({(spec.page_bytes, spec.state_blocks, spec.replicated) for spec in distinct}) == 1
+        )
     return len({(spec.window, spec.chunk) for spec in distinct}) == 1
 
 

@@ -41,7 +41,7 @@ _PLAIN_CLASSES: Final = _names("""
     Apertus Aquila Arcee Baichuan BaiChuan BailingMoe BailingMoeV2 Bloom Cohere Cwm Deepseek Dots1
     Ernie4_5 Ernie4_5_Moe Exaone Flex FlexOlmo GPTJ GPTNeoX Gemma Glm Glm4 Glm4Moe Granite
     GraniteMoe GraniteMoeShared GraniteMoeSWA GraniteSWA Helium HrmText HYV3 HunYuanDenseV1
-    HunYuanMoEV1 HyperCLOVAX IQuestCoder InternLM InternLM2 InternLM3 JAIS Jais2 K2Horizon LLaMA Laguna Llama
+    HunYuanMoEV1 HyperCLOVAX IQuestCoder InternLM InternLM2 InternLM3 JAIS Jais2 LLaMA Laguna Llama
     Lucie MiMo Mellum MiniCPM MiniMaxM2 Nanbeige Ministral3 Mixtral Nemotron OLMo OPT Olmo Olmo2
     Olmoe Orion PanguEmbedded Param2MoE Persimmon Phi Phi3 PhiMoE QWen SarvamMoE SeedOss SmolLM3
     Solar Starcoder2 StableLm Step1 TeleChat2 TeleChat3 TeleFLM Xverse Yi
@@ -58,6 +58,7 @@ ATTENTION_CLASSES: Final[Mapping[str, AttentionFacts]] = {
     "ChatGLMForConditionalGeneration": _PLAIN,
     "QWenLMHeadModel": _PLAIN,
     "Step3TextForCausalLM": _PLAIN,
+    "K2HorizonForCausalLM": _PLAIN,
     "MistralForCausalLM": AttentionFacts(window=4096),
     "MinistralForCausalLM": AttentionFacts(window=4096),
     "AfmoeForCausalLM": AttentionFacts(

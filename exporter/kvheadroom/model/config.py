@@ -14,6 +14,16 @@ from kvheadroom.model.classes import (
     STATE_CLASSES,
 )
 from kvheadroom.model.context_length import read_context_length
+from kvheadroom.model.families.indexed import (
+    convolved_blocks,
+    delta_net_key_blocks,
+    delta_net_positioned_key_blocks,
+    listed_indexer_blocks,
+    padded_latent_blocks,
+    pooled_key_blocks,
+    scored_blocks,
+    sourced_blocks,
+)
 from kvheadroom.model.families.latent import (
     compressed_block,
     compressed_blocks,
@@ -54,9 +64,13 @@ from kvheadroom.model.layers import (
     Block,
     KernelTraits,
     LatentLayer,
+    Layer,
     ModelLayers,
+    RingLayer,
+    SourceLayer,
     StateLayer,
 )
+from kvheadroom.model.own_fields import OWN_FIELDS, OWN_FIELDS_OF_WRAPPER
 
 _TEXT_SECTIONS: Final = ("text_config", "llm_config", "language_config", "language_model_config")
 _MOST_DRAFT_MODULES: Final = 100
@@ -76,18 +90,26 @@ _OWN_READERS: Final[Mapping[str, Callable[[Config], tuple[Block, ...]]]] = {
     "DbrxForCausalLM": dbrx_blocks,
     "DeciLMForCausalLM": searched_blocks,
     "DeepseekV4ForCausalLM": compressed_blocks,
+    "DeepseekV41ForCausalLM": sourced_blocks,
+    "Dots3NoteForCausalLM": padded_latent_blocks,
     "FalconForCausalLM": falcon_blocks,
+    "Glm5NextForCausalLM": pooled_key_blocks,
+    "HYV4ForCausalLM": listed_indexer_blocks,
     "IQuestLoopCoderForCausalLM": looped_blocks,
+    "InklingForCausalLM": convolved_blocks,
     "Llama4ForCausalLM": llama4_blocks,
     "MiMoV2FlashForCausalLM": mimo2_blocks,
     "MiMoV2ForCausalLM": mimo2_blocks,
     "MiMoV2OmniForCausalLM": mimo2_blocks,
     "MPTForCausalLM": dbrx_blocks,
     "MptForCausalLM": dbrx_blocks,
+    "MiniMaxM3SparseForCausalLM": scored_blocks,
     "MiniCPM3ForCausalLM": expanded_latent_blocks,
     "MuseGlimmerForCausalLM": unrotated_full_blocks,
     "PanguProMoEV2ForCausalLM": pangu_blocks,
     "Plamo3ForCausalLM": listed_window_blocks,
+    "Qwen4ExpForCausalLM": delta_net_key_blocks,
+    "Qwen4ExpForConditionalGeneration": delta_net_positioned_key_blocks,
     "RWForCausalLM": falcon_blocks,
     "Rnj1ForCausalLM": chunk_as_window_blocks,
     "Step3p5ForCausalLM": step3p5_blocks,
@@ -125,6 +147,7 @@ def read_model(config: Mapping[str, Any]) -> ModelLayers:
         traits=_traits(config, text, blocks),
         ignores_kv_cache_dtype=architecture in {"FalconForCausalLM", "RWForCausalLM"},
         attention_first=architecture == "Zamba2ForCausalLM",
+        block_outermost=any(map(_packs_pages, {layer for block in set(blocks) for layer in block})),
     )
 
 
@@ -135,8 +158,15 @@ def language_config(config: Config) -> Config:
         text = section(inner, name)
         if text:
             defaults = FIELDS_OF_TYPE.get(str(text.get("model_type")), {})
-            return {**defaults, **text}
-    return inner
+            return {**defaults, **_own_fields(config, text), **text}
+    own = _own_fields(config, inner)
+    return {**own, **inner} if own else inner
+
+
+def _own_fields(config: Config, text: Config) -> Config:
+    """Return what the class of the text's config fills in."""
+    own = OWN_FIELDS.get(str(text.get("model_type")))
+    return OWN_FIELDS_OF_WRAPPER.get(str(config.get("model_type")), {}) if own is None else own
 
 
 def _architecture(config: Config) -> str:
@@ -233,6 +263,13 @@ def _is_full(block: Block) -> bool:
         or (isinstance(layer, AttentionLayer) and not layer.window and not layer.chunk)
         for layer in block
     ) and not any(isinstance(layer, StateLayer) for layer in block)
+
+
+def _packs_pages(layer: Layer) -> bool:
+    """Return whether the kernels of *layer* read pages of several sizes side by side."""
+    if isinstance(layer, LatentLayer):
+        return layer.compressed or layer.stored_dim > 0
+    return isinstance(layer, RingLayer | SourceLayer)
 
 
 def _traits(config: Config, text: Config, blocks: tuple[Block, ...]) -> KernelTraits:
