@@ -75,6 +75,7 @@ class Family:
         staged: Stages divide the layers; otherwise each holds all of them.
         encoder: One of the ``encoder_layers`` that stages divide like the decoder's.
         layers: Names of the field that counts the layers.
+        halves: Parts of a counted layer that stages may part; each is a block.
     """
 
     block: Block
@@ -86,6 +87,7 @@ class Family:
     staged: bool = True
     encoder: Block | None = None
     layers: tuple[str, ...] = ("num_hidden_layers", "n_layer", "num_layers")
+    halves: int = 1
 
 
 def stage_layers(layers: int, stages: int, stage: int) -> range:

@@ -7,6 +7,7 @@ from kvheadroom.model.weights.dense import DENSE
 from kvheadroom.model.weights.encoders import ENCODERS, classifying
 from kvheadroom.model.weights.experts import EXPERTS
 from kvheadroom.model.weights.family import Family
+from kvheadroom.model.weights.gated_attention import GATED_ATTENTION
 from kvheadroom.model.weights.gemma import GEMMA
 from kvheadroom.model.weights.hybrid import HYBRID
 from kvheadroom.model.weights.latent import LATENT
@@ -14,7 +15,15 @@ from kvheadroom.model.weights.layer_norm import LAYER_NORM
 from kvheadroom.model.weights.vision import VISION
 
 _CAUSAL: Final = "ForCausalLM"
-_DECODERS: Final = {**DENSE, **LAYER_NORM, **GEMMA, **EXPERTS, **LATENT, **HYBRID}
+_DECODERS: Final = {
+    **DENSE,
+    **LAYER_NORM,
+    **GATED_ATTENTION,
+    **GEMMA,
+    **EXPERTS,
+    **LATENT,
+    **HYBRID,
+}
 _CLASSIFIERS: Final = {
     name.replace(_CAUSAL, "ForSequenceClassification"): classifying(family)
     for name, family in _DECODERS.items()

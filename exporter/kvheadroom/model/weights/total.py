@@ -106,7 +106,7 @@ def _stages(text: str, asked: _Asked) -> tuple[int, ...]:
         _element_bytes(config, asked.dtype, asked.capability),
         asked.capability,
     )
-    layers = fields.layers(*family.layers)
+    layers = fields.layers(*family.layers) * family.halves
     if asked.stages > layers:
         raise ModelConfigError(f"{fields.architecture}: {asked.stages} stages for {layers} layers")
     model = _Model(family, config, fields, asked.ranks, storage)
