@@ -70,6 +70,7 @@ class Family:
         ends: Embedding, last norm and output head.
         defaults: What the class assumes for a field the file leaves out.
         every: More parameters on every stage.
+        last: More parameters on the last stage.
         tower: An encoder of other modalities, on every stage, from the whole config.
         nested: The language model's fields are in ``text_config`` where there is one.
         staged: Stages divide the layers; otherwise each holds all of them.
@@ -82,6 +83,7 @@ class Family:
     ends: Ends = Ends()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     every: Extra | None = None
+    last: Extra | None = None
     tower: Extra | None = None
     nested: bool = False
     staged: bool = True

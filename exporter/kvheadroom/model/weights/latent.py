@@ -45,7 +45,7 @@ def _experts(c: Fields, r: Ranks, index: int) -> list[Part]:
 _FEED_FORWARD: Final = either(after_dense_layers, _experts, gated())
 
 
-def _indexer(c: Fields, _r: Ranks, _index: int) -> list[Part]:
+def indexer(c: Fields, _r: Ranks, _index: int) -> list[Part]:
     """Return what chooses the tokens that sparse attention reads, whole on every rank."""
     heads, dim = c.whole("index_n_heads"), c.whole("index_head_dim")
     return [
@@ -126,7 +126,7 @@ def _v4_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
     return parts
 
 
-def _v4_streams(c: Fields, _r: Ranks, _index: int) -> list[Part]:
+def stream_mixing(c: Fields, _r: Ranks, _index: int) -> list[Part]:
     """Return what mixes the parallel residual streams around attention and experts."""
     streams = c.whole("hc_mult")
     mixes = (2 + streams) * streams
@@ -141,7 +141,7 @@ def _v4_head(c: Fields, _r: Ranks) -> list[Part]:
 _ENDS: Final = Ends(embedding="first")
 _DEEPSEEK: Final = Family(layer(latent_attention, _FEED_FORWARD), _ENDS)
 _SPARSE: Final = Family(
-    layer(latent_attention, _indexer, _FEED_FORWARD), _ENDS, {"topk_method": "noaux_tc"}
+    layer(latent_attention, indexer, _FEED_FORWARD), _ENDS, {"topk_method": "noaux_tc"}
 )
 
 LATENT: Final[Mapping[str, Family]] = {
@@ -153,7 +153,7 @@ LATENT: Final[Mapping[str, Family]] = {
     "DeepseekV32ForCausalLM": _SPARSE,
     "GlmMoeDsaForCausalLM": _SPARSE,
     "DeepseekV4ForCausalLM": Family(
-        layer(_v4_attention, _v4_experts, _v4_streams), _ENDS, every=_v4_head
+        layer(_v4_attention, _v4_experts, stream_mixing), _ENDS, every=_v4_head
     ),
     "MiniCPM3ForCausalLM": Family(
         layer(_minicpm3_attention, gated()),

@@ -10,6 +10,8 @@ from kvheadroom.model.weights.family import Family
 from kvheadroom.model.weights.gated_attention import GATED_ATTENTION
 from kvheadroom.model.weights.gemma import GEMMA
 from kvheadroom.model.weights.hybrid import HYBRID
+from kvheadroom.model.weights.indexed import INDEXED
+from kvheadroom.model.weights.kimi import KIMI
 from kvheadroom.model.weights.latent import LATENT
 from kvheadroom.model.weights.layer_norm import LAYER_NORM
 from kvheadroom.model.weights.vision import VISION
@@ -22,6 +24,8 @@ _DECODERS: Final = {
     **GEMMA,
     **EXPERTS,
     **LATENT,
+    **INDEXED,
+    **KIMI,
     **HYBRID,
 }
 _CLASSIFIERS: Final = {

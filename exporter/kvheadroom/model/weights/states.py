@@ -144,7 +144,17 @@ def short_convolution(*, name: str, bias: Rule) -> Block:
 def kimi_delta_attention(c: Fields, r: Ranks, _layer: int) -> list[Part]:
     """Return the delta attention of Kimi Linear, its two gates through a low rank."""
     k = c.part("linear_attn_config")
-    dim, heads = k.whole("head_dim"), k.whole("num_heads")
+    return delta_attention(
+        c,
+        r,
+        heads=k.whole("num_heads"),
+        dim=k.whole("head_dim"),
+        taps=k.whole("short_conv_kernel_size"),
+    )
+
+
+def delta_attention(c: Fields, r: Ranks, *, heads: int, dim: int, taps: int) -> list[Part]:
+    """Return delta attention of *heads* and a convolution of *taps*."""
     width = heads * dim
     own = share(width, r.tensor, "delta attention channels")
     own_heads = share(heads, r.tensor, "delta attention heads")
@@ -155,7 +165,7 @@ def kimi_delta_attention(c: Fields, r: Ranks, _layer: int) -> list[Part]:
         column(r, "self_attn.f_b_proj", dim, width),
         replicated("self_attn.g_a_proj", c.hidden, dim),
         column(r, "self_attn.g_b_proj", dim, width),
-        Tensor(own + own_heads + 3 * own * k.whole("short_conv_kernel_size"), FLOAT32),
+        Tensor(own + own_heads + 3 * own * taps, FLOAT32),
         norm(dim),
         row(r, "self_attn.o_proj", width, c.hidden),
     ]

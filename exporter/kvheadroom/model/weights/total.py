@@ -171,6 +171,8 @@ def _stage(model: _Model, layers: int, stages: int, stage: int) -> int:
     parts = family.ends.parts(c, r, first=stage == 0, last=stage == stages - 1)
     if family.every:
         parts += family.every(c, r)
+    if family.last and stage == stages - 1:
+        parts += family.last(c, r)
     if family.tower and isinstance(model.config.get("vision_config"), Mapping):
         parts += family.tower(Fields(c.architecture, model.config, family.defaults), r)
     total = _bytes(parts, "", model.storage)
