@@ -32,6 +32,8 @@ _TRITON_SMALLEST_HEAD: Final = 32
 _FEW_QUERY_HEADS: Final = 16
 _DESKTOP_TOPK: Final = 2048
 _R1_DIMS: Final = (128, 128)
+# Elements of a latent row without a rotated part.
+_UNROTATED_ROW: Final = 512
 
 
 def choose_backend(query: Query, requested: str | None) -> Backend | None:
@@ -204,6 +206,8 @@ def _flash_sparse_able(query: Query) -> bool:
 def _flashmla_sparse_able(query: Query) -> bool:
     major, dtype = query.capability[0], query.kv_dtype
     if not query.sparse or query.dtype != "bfloat16":
+        return False
+    if query.head_dim == _UNROTATED_ROW and (major != HOPPER or dtype in FP8):
         return False
     if dtype == "nvfp4_ds_mla":
         return major == BLACKWELL

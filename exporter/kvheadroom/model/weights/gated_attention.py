@@ -36,9 +36,11 @@ def _output_gate(c: Fields, r: Ranks, name: str) -> list[Part]:
 
 def _muse_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
     parts = grouped_attention()(c, r, index)
-    return [*parts, *_output_gate(c, r, "output_gate_proj")] if c.says(
-        "use_attn_output_gate"
-    ) else parts
+    return (
+        [*parts, *_output_gate(c, r, "output_gate_proj")]
+        if c.says("use_attn_output_gate")
+        else parts
+    )
 
 
 def _even_heads(c: Fields, _layer: int) -> Heads:
@@ -67,8 +69,8 @@ def _horizon_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
             *[Linear("self_attn.v_experts", c.hidden, (kv * dim,))] * values,
         ]
     else:
-        rows = (own * dim, kv * dim, kv * dim)
-        parts.append(Linear("self_attn.qkv_proj", c.hidden, rows, bias))
+        fused = (own * dim, kv * dim, kv * dim)
+        parts.append(Linear("self_attn.qkv_proj", c.hidden, fused, bias))
     if c.says("query_key_norm"):
         parts.append(norm((own + kv) * dim))
     return [*parts, *_output_gate(c, r, "gate_proj")] if c.get("attention_gate_func") else parts

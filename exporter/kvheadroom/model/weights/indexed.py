@@ -7,7 +7,7 @@ from typing import Final
 from kvheadroom.model.own_fields import OWN_FIELDS
 from kvheadroom.model.weights.attention import latent_attention
 from kvheadroom.model.weights.experts import after_dense_layers, optional_shared, qwen_routed
-from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
+from kvheadroom.model.weights.family import Ends, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.latent import indexer, stream_mixing
@@ -42,7 +42,8 @@ def _m3_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
     """Return attention whose blocks an index of few heads may choose."""
     dim, own = c.head_dim, share(c.heads, r.tensor, "attention heads")
     kv = kv_share(c.kv_heads, r.tensor)
-    rows, norms = (own * dim, kv * dim, kv * dim), 2 * dim
+    rows: tuple[int, ...] = (own * dim, kv * dim, kv * dim)
+    norms = 2 * dim
     if _scored(c, index):
         sparse = c.part("sparse_attention_config")
         key = sparse.whole("sparse_index_dim")
@@ -211,7 +212,8 @@ def _qwen4_attention(c: Fields, r: Ranks, _index: int) -> list[Part]:
     """Return gated attention, with the index's queries and key fused into its matrix."""
     dim, own = c.head_dim, share(c.heads, r.tensor, "attention heads")
     kv = kv_share(c.kv_heads, r.tensor)
-    rows, norms = (2 * own * dim, kv * dim, kv * dim), 2 * dim
+    rows: tuple[int, ...] = (2 * own * dim, kv * dim, kv * dim)
+    norms = 2 * dim
     if c.get("indexer_n_heads") is not None:
         key = c.whole("indexer_head_dim")
         rows, norms = (*rows, (c.whole("indexer_n_heads") + 1) * key), norms + 2 * key
@@ -313,7 +315,7 @@ QWEN4_EXP: Final = Family(
     ),
     Ends(embedding="every", head="every", norm="none"),
     OWN_FIELDS["qwen4_exp_text"],
-    every=_qwen4_mixer,
+    last=_qwen4_mixer,
 )
 
 INDEXED: Final[Mapping[str, Family]] = {
@@ -338,9 +340,9 @@ INDEXED: Final[Mapping[str, Family]] = {
             ),
             _hy_streams,
         ),
-        EVERY_STAGE,
+        _FIRST,
         OWN_FIELDS["hy_v4"],
-        every=_hy_head,
+        last=_hy_head,
     ),
     "InklingForCausalLM": INKLING,
     "MiniMaxM3SparseForCausalLM": MINIMAX_M3,

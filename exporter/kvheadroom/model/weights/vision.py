@@ -20,7 +20,7 @@ from kvheadroom.model.weights.parts import (
 )
 
 
-def _block(r: Ranks, width: int, inner: int, *, gated: bool, norm_bias: bool) -> list[Part]:
+def biased_block(r: Ranks, width: int, inner: int, *, gated: bool, norm_bias: bool) -> list[Part]:
     """Return one layer of a vision transformer with biases everywhere."""
     lead_in = (inner, inner) if gated else (inner,)
     return [
@@ -48,7 +48,7 @@ def _patch(v: Fields, width: int) -> int:
 def _qwen2_5_tower(c: Fields, r: Ranks) -> list[Part]:
     v = c.part("vision_config")
     width, merged = v.hidden, v.hidden * v.whole("spatial_merge_size", default=2) ** 2
-    block = _block(r, width, v.whole("intermediate_size"), gated=True, norm_bias=False)
+    block = biased_block(r, width, v.whole("intermediate_size"), gated=True, norm_bias=False)
     return [
         Tensor(_patch(v, width) + width),
         *block * v.layers("depth"),
@@ -56,10 +56,11 @@ def _qwen2_5_tower(c: Fields, r: Ranks) -> list[Part]:
     ]
 
 
-def _qwen3_tower(c: Fields, r: Ranks) -> list[Part]:
+def qwen3_tower(c: Fields, r: Ranks) -> list[Part]:
+    """Return the encoder of Qwen3-VL and of those that took it over."""
     v = c.part("vision_config")
     width, merged = v.hidden, v.hidden * v.whole("spatial_merge_size", default=2) ** 2
-    block = _block(r, width, v.whole("intermediate_size"), gated=False, norm_bias=True)
+    block = biased_block(r, width, v.whole("intermediate_size"), gated=False, norm_bias=True)
     merger = _merger(r, merged, v.whole("out_hidden_size"))
     deep = len(v.per_layer("deepstack_visual_indexes"))
     return [
@@ -76,7 +77,7 @@ def _qwen2_tower(c: Fields, r: Ranks) -> list[Part]:
     v = c.part("vision_config")
     width = v.whole("embed_dim")
     inner = int(width * v.number("mlp_ratio", 4.0))
-    block = _block(r, width, inner, gated=False, norm_bias=True)
+    block = biased_block(r, width, inner, gated=False, norm_bias=True)
     merged = width * v.whole("spatial_merge_size", default=2) ** 2
     return [
         Tensor(_patch(v, width)),
@@ -91,7 +92,7 @@ def _llama4_tower(c: Fields, r: Ranks) -> list[Part]:
     v = c.part("vision_config")
     width, patch = v.hidden, v.whole("patch_size")
     positions = (v.whole("image_size") // patch) ** 2 + 1
-    block = _block(r, width, v.whole("intermediate_size"), gated=False, norm_bias=True)
+    block = biased_block(r, width, v.whole("intermediate_size"), gated=False, norm_bias=True)
     lead, out = v.whole("projector_input_dim"), v.whole("projector_output_dim")
     shuffled = int(width / v.number("pixel_shuffle_ratio", 0.5) ** 2)
     text = c.part("text_config").hidden
@@ -132,7 +133,7 @@ def _pixtral_tower(c: Fields, r: Ranks) -> list[Part]:
 def _siglip_tower(c: Fields, r: Ranks) -> list[Part]:
     v = c.part("vision_config")
     width, patch = v.hidden, v.whole("patch_size")
-    block = _block(r, width, v.whole("intermediate_size"), gated=False, norm_bias=True)
+    block = biased_block(r, width, v.whole("intermediate_size"), gated=False, norm_bias=True)
     positions = (v.whole("image_size") // patch) ** 2
     return [
         Tensor(width * (3 * patch * patch + 1) + positions * width),
@@ -142,7 +143,7 @@ def _siglip_tower(c: Fields, r: Ranks) -> list[Part]:
     ]
 
 
-def _seeing(family: Family, tower: Extra, **defaults: object) -> Family:
+def seeing(family: Family, tower: Extra, **defaults: object) -> Family:
     """Return *family* with an encoder before it and its own fields nested."""
     return replace(family, tower=tower, nested=True, defaults={**family.defaults, **defaults})
 
@@ -156,15 +157,13 @@ _SIGLIP_DEFAULTS: Final = {
 }
 
 VISION: Final[Mapping[str, Family]] = {
-    "Qwen2VLForConditionalGeneration": _seeing(DENSE["Qwen2ForCausalLM"], _qwen2_tower),
-    "Llama4ForConditionalGeneration": _seeing(EXPERTS["Llama4ForCausalLM"], _llama4_tower),
-    "Qwen2_5_VLForConditionalGeneration": _seeing(DENSE["Qwen2ForCausalLM"], _qwen2_5_tower),
-    "Qwen3VLForConditionalGeneration": _seeing(DENSE["Qwen3ForCausalLM"], _qwen3_tower),
-    "Qwen3VLMoeForConditionalGeneration": _seeing(EXPERTS["Qwen3MoeForCausalLM"], _qwen3_tower),
-    "Qwen3_5ForConditionalGeneration": _seeing(HYBRID["Qwen3_5ForCausalLM"], _qwen3_tower),
-    "Qwen3_5MoeForConditionalGeneration": _seeing(HYBRID["Qwen3_5MoeForCausalLM"], _qwen3_tower),
-    "Mistral3ForConditionalGeneration": _seeing(DENSE["MistralForCausalLM"], _pixtral_tower),
-    "Gemma3ForConditionalGeneration": _seeing(
-        GEMMA3, _siglip_tower, vision_config=_SIGLIP_DEFAULTS
-    ),
+    "Qwen2VLForConditionalGeneration": seeing(DENSE["Qwen2ForCausalLM"], _qwen2_tower),
+    "Llama4ForConditionalGeneration": seeing(EXPERTS["Llama4ForCausalLM"], _llama4_tower),
+    "Qwen2_5_VLForConditionalGeneration": seeing(DENSE["Qwen2ForCausalLM"], _qwen2_5_tower),
+    "Qwen3VLForConditionalGeneration": seeing(DENSE["Qwen3ForCausalLM"], qwen3_tower),
+    "Qwen3VLMoeForConditionalGeneration": seeing(EXPERTS["Qwen3MoeForCausalLM"], qwen3_tower),
+    "Qwen3_5ForConditionalGeneration": seeing(HYBRID["Qwen3_5ForCausalLM"], qwen3_tower),
+    "Qwen3_5MoeForConditionalGeneration": seeing(HYBRID["Qwen3_5MoeForCausalLM"], qwen3_tower),
+    "Mistral3ForConditionalGeneration": seeing(DENSE["MistralForCausalLM"], _pixtral_tower),
+    "Gemma3ForConditionalGeneration": seeing(GEMMA3, _siglip_tower, vision_config=_SIGLIP_DEFAULTS),
 }
