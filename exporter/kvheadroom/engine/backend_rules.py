@@ -200,7 +200,8 @@ def _dense_latent_able(query: Query) -> bool:
 
 
 def _flash_sparse_able(query: Query) -> bool:
-    return query.sparse and query.context_ranks == 1 and query.kv_dtype in _SIXTEEN_BIT
+    hopper = query.capability[0] == HOPPER
+    return hopper and query.sparse and query.context_ranks == 1 and query.kv_dtype in _SIXTEEN_BIT
 
 
 def _flashmla_sparse_able(query: Query) -> bool:
@@ -215,7 +216,8 @@ def _flashmla_sparse_able(query: Query) -> bool:
 
 
 def _flashinfer_sparse_able(query: Query) -> bool:
-    return query.sparse and query.traits.nope_dim in {128, 192} and _plain_or_fp8(query)
+    dims = {256} if query.head_dim == _UNROTATED_ROW else {128, 192}
+    return query.sparse and query.traits.nope_dim in dims and _plain_or_fp8(query)
 
 
 def _flashinfer_sparse_hopper_able(query: Query) -> bool:

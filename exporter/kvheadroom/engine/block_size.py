@@ -7,7 +7,7 @@ from math import lcm
 from typing import Final
 
 from kvheadroom.engine.backends import BLACKWELL, HOPPER, Backend, named_backend
-from kvheadroom.engine.dtypes import element_bytes, head_content_bytes, latent_row_bytes
+from kvheadroom.engine.dtypes import element_bytes, head_content_bytes
 from kvheadroom.engine.kernels import Kernel, ServerKernels, kernel_of
 from kvheadroom.engine.options import EngineOptions
 from kvheadroom.engine.specs import ceil_div
@@ -165,7 +165,8 @@ def _token_bytes(
     """Return the bytes of one token in one attention layer on one rank."""
     kernel = kernel_of(layer, server)
     if isinstance(layer, LatentLayer):
-        return latent_row_bytes(kernel.kv_dtype, layer.row_dim)
+        # Before the workers look, a packed row is taken for plain bytes.
+        return layer.row_dim * element_bytes(kernel.kv_dtype)
     heads = max(1, model.traits.kv_heads // options.tensor_parallel)
     dim = model.traits.head_dim
     return heads * head_content_bytes(kernel.kv_dtype, dim, dim, backend=kernel.backend.name)

@@ -9,6 +9,7 @@ from kvheadroom.engine.dtypes import (
     KEY_BYTES,
     head_content_bytes,
     indexer_key_bytes,
+    is_quantized,
     latent_row_bytes,
 )
 from kvheadroom.engine.kernels import Kernel, ServerKernels, kernel_of
@@ -165,6 +166,8 @@ def _largest_kernel_block(backend: Backend, budget_tokens: int) -> int:
 
 def _latent_specs(layer: LatentLayer, pool: Pool, kernel: Kernel) -> tuple[CacheSpec, ...]:
     tokens, width = pool.choice.tokens, layer.row_dim
+    if layer.stored_dim and is_quantized(kernel.kv_dtype):
+        raise ConfigError(f"no kernel reads padded rows of cache dtype {kernel.kv_dtype}")
     rows = CacheSpec(
         kind="SlidingWindowMLASpec" if layer.window else "MLAAttentionSpec",
         block_size=tokens,

@@ -19,6 +19,7 @@ from kvheadroom.model.families.indexed import (
     delta_net_key_blocks,
     delta_net_positioned_key_blocks,
     listed_indexer_blocks,
+    own_draft_blocks,
     padded_latent_blocks,
     pooled_key_blocks,
     scored_blocks,
@@ -239,10 +240,15 @@ def _blocks(architecture: str, text: Config) -> tuple[Block, ...]:
 
 def _draft_blocks(architecture: str, text: Config, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     """Return what each module of the model's own draft head adds."""
-    count = optional_whole(text, "num_nextn_predict_layers", "mtp_num_hidden_layers")
+    count = optional_whole(
+        text, "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"
+    )
     count = 1 if count is None else count
     if count > _MOST_DRAFT_MODULES:
         raise ModelConfigError(f"config.json: {count} draft modules are not credible")
+    own = own_draft_blocks(architecture, text, blocks, count)
+    if own is not None:
+        return own
     match architecture:
         case "DeepseekV4ForCausalLM":
             return (compressed_block(text, 1),) * count

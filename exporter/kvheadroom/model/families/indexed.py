@@ -191,6 +191,14 @@ def padded_latent_blocks(text: Config) -> tuple[Block, ...]:
     Raises:
         ModelConfigError: A field is missing.
     """
+    window, full = _note_kinds(text)
+    return tuple(
+        window if kind == "sliding_attention" else full for kind in _kinds(text, "layer_types", ())
+    )
+
+
+def _note_kinds(text: Config) -> tuple[Block, Block]:
+    """Return a layer with a window and one without."""
     window = LatentLayer(
         latent_dim=whole(text, "swa_kv_lora_rank"),
         rope_dim=whole(text, "swa_qk_rope_head_dim"),
@@ -202,10 +210,7 @@ def padded_latent_blocks(text: Config) -> tuple[Block, ...]:
         indexer_dim=whole(text, "index_head_dim"),
         stored_dim=window.row_dim,
     )
-    return tuple(
-        (window,) if kind == "sliding_attention" else (full,)
-        for kind in _kinds(text, "layer_types", ())
-    )
+    return (window,), (full,)
 
 
 def sourced_blocks(text: Config) -> tuple[Block, ...]:
@@ -225,11 +230,12 @@ def sourced_blocks(text: Config) -> tuple[Block, ...]:
         ratio = ratios[index] if index < len(ratios) else 0
         if ratio and not (sources and indexed):
             raise ModelConfigError("kv_source_layer_ids and index_source_layer_ids must be given")
-        blocks.append((_source_layer(text, ratio if index in sources else 0, index in indexed),))
+        own = ratio if index in sources else 0
+        blocks.append((_source_layer(text, own, indexed=index in indexed),))
     return tuple(blocks)
 
 
-def _source_layer(text: Config, ratio: int, indexed: bool) -> SourceLayer:
+def _source_layer(text: Config, ratio: int, *, indexed: bool) -> SourceLayer:
     return SourceLayer(
         row_dim=whole(text, "head_dim"),
         window=whole(text, "sliding_window"),
@@ -245,6 +251,12 @@ def convolved_blocks(text: Config) -> tuple[Block, ...]:
         ModelConfigError: A field is missing.
     """
     local = frozenset(wholes(text, "local_layer_ids") or ())
+    near, full = _inkling_kinds(text)
+    return tuple(near if index in local else full for index in range(layer_count(text)))
+
+
+def _inkling_kinds(text: Config) -> tuple[Block, Block]:
+    """Return a local layer and one that sees everything."""
     dim = head_dim(text)
     full = _convolved_block(text, kv_heads(text), dim, None)
     near = _convolved_block(
@@ -253,7 +265,7 @@ def convolved_blocks(text: Config) -> tuple[Block, ...]:
         whole(text, "swa_head_dim", default=dim),
         whole(text, "sliding_window_size", default=512),
     )
-    return tuple(near if index in local else full for index in range(layer_count(text)))
+    return near, full
 
 
 def _convolved_block(text: Config, heads: int, dim: int, window: int | None) -> Block:
@@ -264,3 +276,34 @@ def _convolved_block(text: Config, heads: int, dim: int, window: int | None) -> 
         ConvolutionLayer(heads, 1 << (part - 1).bit_length(), taps),
         AttentionLayer(heads, dim, dim, window=window),
     )
+
+
+def own_draft_blocks(
+    architecture: str, text: Config, blocks: tuple[Block, ...], count: int
+) -> tuple[Block, ...] | None:
+    """Return what each of *count* draft modules adds, where a class has a rule of its own."""
+    match architecture:
+        case "DeepseekV41ForCausalLM":
+            # Behind the last layer every one is a window.
+            return ((_source_layer(text, 0, indexed=False),),) * count
+        case "Dots3NoteForCausalLM" | "HYV4ForCausalLM":
+            return _listed_drafts(text, count)
+        case "InklingForCausalLM":
+            near, full = _inkling_kinds(text)
+            local = frozenset(wholes(section(text, "mtp_config"), "local_layer_ids") or ())
+            return tuple(near if index in local else full for index in range(count))
+        case "MiniMaxM3SparseForCausalLM":
+            scored = [block for block in blocks if len(block) > 1]
+            return tuple(scored[:1]) * count
+    return None
+
+
+def _listed_drafts(text: Config, count: int) -> tuple[Block, ...] | None:
+    """Return the drafts whose kinds stand behind those of the layers, if they do."""
+    kinds = (strings(text, "layer_types") or ())[layer_count(text) :][:count]
+    if len(kinds) < count:
+        return None
+    if "swa_kv_lora_rank" in text:
+        window, full = _note_kinds(text)
+        return tuple(window if kind == "sliding_attention" else full for kind in kinds)
+    return tuple((latent_layer(text, indexed=kind in _SPARSE_KINDS),) for kind in kinds)
