@@ -60,6 +60,8 @@ def _softmax_order(query: Query) -> tuple[str, ...]:
     rest = ("TRITON_ATTN", "FLEX_ATTENTION", "TURBOQUANT")
     if major == BLACKWELL:
         first = ("TRITON_FLASHINFER",) if query.traits.image_prefix else ()
+        if query.traits.looks_ahead:
+            return ("FLASH_ATTN", *rest)
         return (*first, "FLASHINFER", "FLASH_ATTN", *rest)
     if query.traits.mixed_head_dims and major not in {HOPPER, BLACKWELL_THOR}:
         return ("TRITON_ATTN",)

@@ -6,7 +6,13 @@ from itertools import product
 from math import lcm
 from typing import Final
 
-from kvheadroom.engine.backends import BLACKWELL, HOPPER, Backend, named_backend
+from kvheadroom.engine.backends import (
+    BLACKWELL,
+    HOPPER,
+    Backend,
+    named_backend,
+    sized_backend,
+)
 from kvheadroom.engine.dtypes import element_bytes, head_content_bytes
 from kvheadroom.engine.kernels import Kernel, ServerKernels, kernel_of
 from kvheadroom.engine.options import EngineOptions
@@ -60,7 +66,7 @@ def choose_block_size(
     kernels = _kernels(models, server)
     if not kernels:
         return BlockChoice(options.block_size or _DEFAULT_TOKENS)
-    backends = tuple(dict.fromkeys(kernel.backend for kernel in kernels))
+    backends = tuple(dict.fromkeys(_asked_once(kernel.backend, server) for kernel in kernels))
     tokens = options.block_size or _early_tokens(models[0], server) or common_tokens(backends)
     choice = BlockChoice(tokens)
     states, attention = _states(models[0]), _attention(models[0])
@@ -73,6 +79,11 @@ def choose_block_size(
     if server.skipped:
         choice = _aligned_to_skipped(models[0], options, server, choice, backends[0])
     return choice
+
+
+def _asked_once(backend: Backend, server: ServerKernels) -> Backend:
+    """Return *backend* as vLLM asks it: once for all layers, by the model's largest head."""
+    return sized_backend(backend.name, server.query) if backend.name == "FLASH_ATTN" else backend
 
 
 def _early_tokens(model: ModelLayers, server: ServerKernels) -> int | None:

@@ -294,6 +294,7 @@ def _traits(config: Config, text: Config, blocks: tuple[Block, ...]) -> KernelTr
         index_topk=optional_whole(text, "index_topk"),
         image_prefix=str(config.get("model_type")) in _IMAGE_PREFIX_TYPES,
         mixed_head_dims=len(dims) > 1,
+        looks_ahead=_architecture(config) == "DiffusionGemmaForBlockDiffusion",
     )
 
 

@@ -193,6 +193,7 @@ class KernelTraits:
         index_topk: Tokens a sparse indexer selects; ``None`` without one.
         image_prefix: The tokens of one image see each other both ways.
         mixed_head_dims: Heads differ in size from layer to layer.
+        looks_ahead: Some tokens of a batch see those behind them, others do not.
     """
 
     query_heads: int = 0
@@ -203,6 +204,7 @@ class KernelTraits:
     index_topk: int | None = None
     image_prefix: bool = False
     mixed_head_dims: bool = False
+    looks_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
