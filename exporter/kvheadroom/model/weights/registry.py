@@ -14,6 +14,7 @@ from kvheadroom.model.weights.indexed import INDEXED
 from kvheadroom.model.weights.kimi import KIMI
 from kvheadroom.model.weights.latent import LATENT
 from kvheadroom.model.weights.layer_norm import LAYER_NORM
+from kvheadroom.model.weights.sourced import SOURCED
 from kvheadroom.model.weights.towers import TOWERS
 from kvheadroom.model.weights.vision import VISION
 
@@ -26,6 +27,7 @@ _DECODERS: Final = {
     **EXPERTS,
     **LATENT,
     **INDEXED,
+    **SOURCED,
     **KIMI,
     **HYBRID,
 }

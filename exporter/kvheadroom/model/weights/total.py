@@ -151,6 +151,8 @@ def _family(config: Mapping[str, Any]) -> tuple[Family, Fields]:
     if family.nested and isinstance(text, Mapping):
         outer = config.get("tie_word_embeddings")
         values = text if outer is None else {**text, "tie_word_embeddings": outer}
+        # DeepSeek-V4.1 routes images by a bias of their own.
+        values = {"vision_config": config.get("vision_config"), **values}
     return family, Fields(name, values, family.defaults)
 
 
