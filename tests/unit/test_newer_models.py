@@ -163,3 +163,24 @@ def test_what_no_kernel_serves_is_refused(name: str, capability: str, kv_cache_d
     except KvHeadroomError:
         return
     assert not isinstance(found, Allocation)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("minimax-m3-text", [["AttentionLayer", "KeyLayer"]]),
+        ("deepseek-v41", [["SourceLayer"]]),
+        ("qwen4exp", [["AttentionLayer", "KeyLayer", "RingLayer"]]),
+        ("inkling-text", [["AttentionLayer", "ConvolutionLayer"]]),
+        ("glm5next", [["KeyLayer", "LatentLayer", "RingLayer"]]),
+    ],
+)
+def test_a_draft_module_caches_what_its_class_builds(name: str, kinds: list[list[str]]) -> None:
+    """A module of the model's own draft head is one layer of the kind that vLLM gives it.
+
+    Expected: vLLM 0.32's draft classes: MiniMax-M3 forces a sparse layer, DeepSeek-V4.1 a window,
+    the others one that sees everything.
+    """
+    drafts = model(name).draft_blocks
+
+    assert [sorted(type(layer).__name__ for layer in block) for block in drafts] == kinds

@@ -240,9 +240,7 @@ def _blocks(architecture: str, text: Config) -> tuple[Block, ...]:
 
 def _draft_blocks(architecture: str, text: Config, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     """Return what each module of the model's own draft head adds."""
-    count = optional_whole(
-        text, "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"
-    )
+    count = optional_whole(text, "num_nextn_predict_layers", "mtp_num_hidden_layers")
     count = 1 if count is None else count
     if count > _MOST_DRAFT_MODULES:
         raise ModelConfigError(f"config.json: {count} draft modules are not credible")

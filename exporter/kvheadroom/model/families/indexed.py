@@ -294,7 +294,7 @@ def own_draft_blocks(
             return tuple(near if index in local else full for index in range(count))
         case "MiniMaxM3SparseForCausalLM":
             scored = [block for block in blocks if len(block) > 1]
-            return tuple(scored[:1]) * count
+            return tuple(scored[:1]) * whole(text, "num_mtp_modules", default=1)
     return None
 
 
