@@ -70,8 +70,6 @@ class Family:
         ends: Embedding, last norm and output head.
         defaults: What the class assumes for a field the file leaves out.
         every: More parameters on every stage.
-        tower: An encoder of other modalities, on every stage, from the whole config.
-        nested: The language model's fields are in ``text_config`` where there is one.
         staged: Stages divide the layers; otherwise each holds all of them.
         encoder: One of the ``encoder_layers`` that stages divide like the decoder's.
         layers: Names of the field that counts the layers.
@@ -81,8 +79,6 @@ class Family:
     ends: Ends = Ends()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     every: Extra | None = None
-    tower: Extra | None = None
-    nested: bool = False
     staged: bool = True
     encoder: Block | None = None
     layers: tuple[str, ...] = ("num_hidden_layers", "n_layer", "num_layers")

@@ -12,6 +12,7 @@ from kvheadroom.model.weights.hybrid import HYBRID
 from kvheadroom.model.weights.latent import LATENT
 from kvheadroom.model.weights.layer_norm import LAYER_NORM
 from kvheadroom.model.weights.vision import VISION
+from kvheadroom.model.weights.wrappers import Wrapper
 
 _CAUSAL: Final = "ForCausalLM"
 _DECODERS: Final = {**DENSE, **LAYER_NORM, **GEMMA, **EXPERTS, **LATENT, **HYBRID}
@@ -25,5 +26,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **_CLASSIFIERS,
     **_DECODERS,
     **ENCODERS,
-    **VISION,
 }
+
+WRAPPERS: Final[Mapping[str, Wrapper]] = {**VISION}
