@@ -7,10 +7,14 @@ from kvheadroom.model.weights.dense import DENSE
 from kvheadroom.model.weights.encoders import ENCODERS, classifying
 from kvheadroom.model.weights.experts import EXPERTS
 from kvheadroom.model.weights.family import Family
+from kvheadroom.model.weights.fixed_towers import FIXED_TOWERS
 from kvheadroom.model.weights.gemma import GEMMA
+from kvheadroom.model.weights.gemma_towers import GEMMA_TOWERS
 from kvheadroom.model.weights.hybrid import HYBRID
 from kvheadroom.model.weights.latent import LATENT
 from kvheadroom.model.weights.layer_norm import LAYER_NORM
+from kvheadroom.model.weights.own_towers import OWN_TOWERS
+from kvheadroom.model.weights.speech import SPEECH
 from kvheadroom.model.weights.vision import VISION
 from kvheadroom.model.weights.wrappers import Wrapper
 
@@ -28,4 +32,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **ENCODERS,
 }
 
-WRAPPERS: Final[Mapping[str, Wrapper]] = {**VISION}
+WRAPPERS: Final[Mapping[str, Wrapper]] = {
+    **VISION,
+    **SPEECH,
+    **GEMMA_TOWERS,
+    **FIXED_TOWERS,
+    **OWN_TOWERS,
+}

@@ -20,6 +20,7 @@ from kvheadroom.model.weights.parts import (
 from kvheadroom.model.weights.quantization import Quantization, read_quantization
 from kvheadroom.model.weights.registry import FAMILIES, WRAPPERS
 from kvheadroom.model.weights.tiles import padded
+from kvheadroom.model.weights.wrappers import Tower
 
 _DTYPE_BYTES: Final[Mapping[str, int]] = {
     "float32": 4,
@@ -45,6 +46,7 @@ def weights_bytes(
     capability: tuple[int, int] | None = None,
     runner: str = "generate",
     without: Collection[str] = (),
+    towers_by_request: bool = False,
 ) -> tuple[int, ...]:
     """Return the bytes of parameters on one rank of every pipeline stage, first stage first.
 
@@ -60,6 +62,8 @@ def weights_bytes(
         runner: ``pooling`` builds no output head.
         without: Modalities that the server takes none of (``image``, ``video``, ``audio``); towers
             of nothing else are not built.
+        towers_by_request: Ranks share out requests to encode instead of cutting the towers
+            (``--mm-encoder-tp-mode data``), where the class can.
 
     Raises:
         ModelConfigError: The class or the quantization is not known, a field is missing, or the
@@ -81,6 +85,7 @@ def weights_bytes(
         capability,
         runner == "pooling",
         frozenset(without),
+        towers_by_request,
     )
     if min(tensor_parallel, pipeline_parallel, data_parallel) < 1:
         raise ModelConfigError("a model is held by one rank or more")
@@ -98,6 +103,7 @@ class _Asked:
     capability: tuple[int, int] | None
     headless: bool
     without: frozenset[str]
+    towers_by_request: bool
 
 
 @lru_cache(maxsize=1024)
@@ -156,9 +162,13 @@ def _found(config: Mapping[str, Any], asked: _Asked) -> tuple[Family, Fields, li
         part
         for tower in wrapper.towers
         if tower.stands(around.values, asked.without)
-        for part in tower.parts(around, asked.ranks)
+        for part in tower.parts(around, _tower_ranks(tower, asked))
     ]
     return family, Fields(name, wrapper.text_values(config), family.defaults), towers
+
+
+def _tower_ranks(tower: Tower, asked: _Asked) -> Ranks:
+    return Ranks() if asked.towers_by_request and tower.by_request else asked.ranks
 
 
 def _family(name: str, architecture: str) -> Family:

@@ -1,5 +1,6 @@
 """What encoders of images and sound are made of: matrices that no checkpoint quantizes."""
 
+from itertools import pairwise
 from typing import Final
 
 from kvheadroom.model.weights.fields import Fields
@@ -114,4 +115,19 @@ def held_layers(layers: int, chosen: object) -> int:
 
 def linears(*widths: int, bias: bool = True) -> list[Part]:
     """Return matrices that lead from each width to the next, whole on every rank."""
-    return [whole(one, two, bias=bias) for one, two in zip(widths, widths[1:], strict=False)]
+    return [whole(one, two, bias=bias) for one, two in pairwise(widths)]
+
+
+def text_width(c: Fields) -> int:
+    """Return the elements of the language model's residual stream."""
+    return c.part("text_config").hidden
+
+
+def seen(c: Fields) -> Fields:
+    """Return the fields of the encoder of images."""
+    return c.part("vision_config")
+
+
+def heard(c: Fields) -> Fields:
+    """Return the fields of the encoder of sound."""
+    return c.part("audio_config")

@@ -138,30 +138,6 @@ def aim(v: Fields, r: Ranks, *, positions: int) -> list[Part]:
     ]
 
 
-def radio(r: Ranks, *, width: int, layers: int, patch: int, rows: int, tokens: int) -> list[Part]:
-    """Return NVIDIA's RADIO encoder.
-
-    Args:
-        r: The ranks its dense layers are divided over.
-        width: Elements of the residual stream.
-        layers: Its layers.
-        patch: Edge of a patch.
-        rows: Positions.
-        tokens: Class and register tokens.
-    """
-    block: list[Part] = [
-        Tensor(2 * width),
-        *attention(UNDIVIDED, width),
-        *feed_forward(r, width, 4 * width),
-        norm(2 * width, bias=True),
-    ]
-    return [
-        Tensor((rows + tokens) * width),
-        whole(3 * patch * patch, width, bias=False),
-        *block * layers,
-    ]
-
-
 def qwen2(v: Fields, r: Ranks, *, outputs: int) -> list[Part]:
     """Return Qwen2-VL's encoder with its merger."""
     width = v.whole("embed_dim")
