@@ -193,6 +193,7 @@ CLASS_OF_FLAT_WRAPPER: Final[Mapping[str, str]] = {
     "DotsOCRForCausalLM": "Qwen2ForCausalLM",
     "Ernie4_5_VLMoeForConditionalGeneration": "Ernie4_5_MoeForCausalLM",
     "GLM4VForCausalLM": "ChatGLMModel",
+    "IsaacForConditionalGeneration": "Qwen3ForCausalLM",
     "KeyeForConditionalGeneration": "Qwen3ForCausalLM",
     "KeyeVL1_5ForConditionalGeneration": "Qwen3ForCausalLM",
     "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",

@@ -14,6 +14,7 @@ from kvheadroom.model.weights.tower_parts import (
     attention,
     encoder_layer,
     feed_forward,
+    held_layers,
     linears,
     narrow,
     patches,
@@ -235,11 +236,53 @@ def _molmo_sees(c: Fields, r: Ranks) -> list[Part]:
     ]
 
 
+def _molmo2_rows(c: Fields, r: Ranks) -> list[Part]:
+    rows = c.whole("vocab_size") + c.count("additional_vocab_size", default=_MOLMO_TOKENS)
+    return [vocabulary(r, rows, c.hidden)]
+
+
+def _molmo2_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
+    return grouped_attention(
+        qkv_bias="qkv_bias",
+        head_norms="head" if c.get("qk_norm_type") == "qwen3" else "width",
+        normed="use_qk_norm",
+    )(c, r, index)
+
+
+_MOLMO2: Final = Family(
+    layer(_molmo2_attention, gated()),
+    Ends(embedding="none", never_tied=True),
+    every=_molmo2_rows,
+)
+
+
+def _molmo2_sees(c: Fields, r: Ranks) -> list[Part]:
+    """Return SigLIP as far as the last output that is read, and attention that pools those."""
+    v, a = c.part("vit_config"), c.part("adapter_config")
+    width = v.hidden
+    chosen = a.per_layer("vit_layers")
+    inner, read = a.heads * a.whole("head_dim"), width * len(chosen)
+    block = encoder_layer(r, width, v.whole("intermediate_size"))
+    held = held_layers(v.layers("num_hidden_layers"), chosen)
+    return [
+        Tensor(v.whole("image_num_pos") * width),
+        whole(3 * v.whole("image_patch_size") ** 2, width),
+        *block * held,
+        wide(r, read, inner, inner, inner),
+        narrow(r, inner, a.hidden),
+        wide(r, a.hidden, 2 * a.whole("intermediate_size"), bias=False),
+        narrow(r, a.whole("intermediate_size"), a.whole("text_hidden_size"), bias=False),
+    ]
+
+
 FIXED_TOWERS: Final[Mapping[str, Wrapper]] = {
     "DeepseekOCRForCausalLM": Wrapper((Tower(_deepseek_ocr), kept(_separators))),
     "DeepseekOCR2ForCausalLM": Wrapper((Tower(_deepseek_ocr2), kept(_separator))),
     "DeepseekVLV2ForCausalLM": Wrapper((Tower(_deepseek_vl2), kept(_separators))),
     "MolmoForCausalLM": Wrapper((Tower(_molmo_sees, section=None),), family=_MOLMO),
+    "Molmo2ForConditionalGeneration": Wrapper(
+        (Tower(_molmo2_sees, frozenset({"image", "video"}), "vit_config"),), family=_MOLMO2
+    ),
     "Phi3VForCausalLM": Wrapper((Tower(_phi3, section=None),), "Phi3ForCausalLM"),
     "Phi4ForCausalLMV": Wrapper((Tower(_phi4_siglip),), "Phi3ForCausalLM"),
     "Phi4MMForCausalLM": Wrapper(

@@ -1,7 +1,7 @@
 """Encoders and decoders that no other class shares."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.weights import audio_towers
@@ -25,66 +25,7 @@ from kvheadroom.model.weights.tower_parts import (
     whole,
     wide,
 )
-from kvheadroom.model.weights.wrappers import Tower, Wrapper, by_request, hearing, kept, watching
-
-
-def _minicpm_sees(c: Fields, r: Ranks) -> list[Part]:
-    """Return SigLIP and the queries that resample what it sees."""
-    v, text = seen(c), text_width(c)
-    every = v.layers("num_hidden_layers")
-    layers = every - 1 if c.says("drop_vision_last_layer") else every
-    return [
-        *towers.siglip(v, r, layers=layers, last_norm=True),
-        Tensor(c.whole("query_num", default=64) * text + text * text),
-        whole(v.hidden, text, bias=False),
-        whole(text, 4 * text),
-        norm(3 * text, bias=True),
-    ]
-
-
-def _minicpm_hears(c: Fields, _r: Ranks) -> list[Part]:
-    a, text = c.part("audio_config"), text_width(c)
-    return [
-        *audio_towers.undivided_whisper(a),
-        *linears(a.whole("encoder_ffn_dim") // 4, text, text),
-    ]
-
-
-_MINICPM_TEXTS: Final = {
-    "2.5": "LlamaForCausalLM",
-    "2.6": "Qwen2ForCausalLM",
-    "4.0": "LlamaForCausalLM",
-    "4.5": "Qwen3ForCausalLM",
-}
-
-
-def _minicpm_text(config: Mapping[str, Any]) -> str:
-    version = config.get("version")
-    if version is None and str(config.get("model_type")) == "minicpmo":
-        version = "2.6"
-    known = _MINICPM_TEXTS.get(str(version))
-    if known is None:
-        raise ModelConfigError(
-            f"version {version!r:.20} of MiniCPM is not known; "
-            f"known are {', '.join(_MINICPM_TEXTS)}"
-        )
-    return known
-
-
-def _minicpm4_6(c: Fields, r: Ranks) -> list[Part]:
-    """Return SigLIP, a layer that merges its windows of patches and what merges those again."""
-    v, text = seen(c), text_width(c)
-    width = v.hidden
-    merged, inner = 4 * width, 4 * v.whole("intermediate_size")
-    return [
-        *towers.siglip(v, r),
-        *attention(r, width),
-        norm(width, bias=True),
-        norm(merged, bias=True),
-        *linears(merged, inner, width),
-        norm(merged, bias=True),
-        *linears(merged, merged, text),
-    ]
+from kvheadroom.model.weights.wrappers import Tower, Wrapper, by_request, kept, watching
 
 
 def _ernie_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
@@ -233,6 +174,26 @@ def _ovis2(c: Fields, r: Ranks) -> list[Part]:
     ]
 
 
+def _ovis2_5(c: Fields, r: Ranks) -> list[Part]:
+    """Return SigLIP 2 as a tokenizer."""
+    v = c.part("vit_config")
+    rows, indicators = c.whole("visual_vocab_size"), 4
+    merged = v.hidden * v.whole("hidden_stride", default=1) ** 2
+    given = v.get("num_patches")
+    scaled = isinstance(given, int) and given > 0
+    table = Tensor((v.whole("num_patches") if scaled else grid(v)) * v.hidden)
+    return [
+        patches(v, v.hidden),
+        *[table] * v.says("preserve_original_pe"),
+        *encoder_layer(r, v.hidden, v.whole("intermediate_size")) * v.layers("num_hidden_layers"),
+        norm(v.hidden, bias=True),
+        whole(merged, rows - indicators, bias=False),
+        norm(rows - indicators, bias=True),
+        Tensor(rows * text_width(c)),
+    ]
+
+
+_OVIS2_5: Final = Wrapper((Tower(_ovis2_5, frozenset({"image", "video"}), "vit_config"),))
 # Width, layers and heads.
 _RADIO_SHAPES: Final = {
     "vit_base_patch16_224": (768, 12, 12),
@@ -270,6 +231,53 @@ def _nemotron(c: Fields, r: Ranks) -> list[Part]:
         *[norm(width, bias=True)] * bool(text.count("num_nextn_predict_layers")),
         norm(merged),
         *linears(merged, c.whole("projector_hidden_size"), text.hidden, bias=False),
+    ]
+
+
+def _perceives(c: Fields, r: Ranks) -> list[Part]:
+    """Return Meta's Perception Encoder, two convolutions behind it and the projector."""
+    v = seen(c)
+    width, inner = v.whole("width"), int(v.whole("width") * v.number("mlp_ratio", 8960 / 1536))
+    token = v.get("use_cls_token") is not False
+    scales = [norm(2 * width)] if v.get("ls_init_value") is not None else []
+    block = [*encoder_layer(r, width, inner), *scales]
+    ends = v.says("use_ln_pre") + v.says("use_ln_post")
+    positions = grid(v) + token if v.get("use_abs_posemb") is not False else 0
+    return [
+        Tensor((positions + token) * width),
+        patches(v, width, bias=False),
+        *[norm(width, bias=True)] * ends,
+        *block * v.layers("layers"),
+        whole(width * 9, 2 * width),
+        whole(2 * width * 9, 4 * width),
+        wide(r, 4 * width, text_width(c), bias=c.says("projector_bias")),
+    ]
+
+
+def _glm4v(c: Fields, r: Ranks) -> list[Part]:
+    """Return EVA-CLIP as GLM-4V has it, and what merges its patches into the text's width."""
+    v, text = seen(c), c.part("text_config")
+    width, out, inner = v.hidden, text.hidden, text.whole("ffn_hidden_size")
+    block = encoder_layer(r, width, v.whole("intermediate_size"))
+    return [
+        Tensor(2 * out),
+        Tensor((1 + v.whole("num_positions")) * width),
+        patches(v, width),
+        *block * v.layers("num_hidden_layers"),
+        whole(width * 2 * 2, out),
+        whole(out, out, bias=False),
+        norm(out, bias=True),
+        *feed_forward(r, out, inner, bias=False, gated=True),
+    ]
+
+
+def _isaac(c: Fields, r: Ranks) -> list[Part]:
+    v, text = seen(c), text_width(c)
+    merged = v.hidden * v.whole("pixel_shuffle_scale_factor", default=1) ** 2
+    return [
+        *towers.siglip_of_any_size(v, r),
+        wide(r, merged, 4 * merged, bias=False),
+        narrow(r, 4 * merged, text, bias=False),
     ]
 
 
@@ -317,12 +325,13 @@ OWN_TOWERS: Final[Mapping[str, Wrapper]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": Wrapper(
         (watching(_ernie_sees),), family=_ERNIE, tied=True
     ),
-    "MiniCPMO": Wrapper(
-        (by_request(watching(_minicpm_sees)), hearing(_minicpm_hears)), _minicpm_text
-    ),
-    "MiniCPMV": Wrapper((by_request(watching(_minicpm_sees)),), _minicpm_text),
-    "MiniCPMV4_6ForConditionalGeneration": Wrapper((by_request(Tower(_minicpm4_6)),), head="text"),
+    "GLM4VForCausalLM": Wrapper((Tower(_glm4v),), "ChatGLMModel"),
+    "IsaacForConditionalGeneration": Wrapper((Tower(_isaac),), "Qwen3ForCausalLM"),
     "NemotronH_Nano_VL_V2": _NEMOTRON,
     "NemotronH_Nano_Omni_Reasoning_V3": _NEMOTRON,
+    "StepVLForConditionalGeneration": Wrapper((by_request(Tower(_perceives)),)),
+    "Ovis2_5": _OVIS2_5,
+    "Ovis2_6ForCausalLM": _OVIS2_5,
+    "Ovis2_6_MoeForCausalLM": _OVIS2_5,
     "Ovis": Wrapper((Tower(_ovis2, section="visual_tokenizer_config"),)),
 }

@@ -13,6 +13,7 @@ from kvheadroom.model.weights.gemma_towers import GEMMA_TOWERS
 from kvheadroom.model.weights.hybrid import HYBRID
 from kvheadroom.model.weights.latent import LATENT
 from kvheadroom.model.weights.layer_norm import LAYER_NORM
+from kvheadroom.model.weights.minicpm import MINICPM
 from kvheadroom.model.weights.own_towers import OWN_TOWERS
 from kvheadroom.model.weights.speech import SPEECH
 from kvheadroom.model.weights.vision import VISION
@@ -38,4 +39,5 @@ WRAPPERS: Final[Mapping[str, Wrapper]] = {
     **GEMMA_TOWERS,
     **FIXED_TOWERS,
     **OWN_TOWERS,
+    **MINICPM,
 }

@@ -1,5 +1,6 @@
 """What encoders of images and sound are made of: matrices that no checkpoint quantizes."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -106,7 +107,7 @@ def held_layers(layers: int, chosen: object) -> int:
         layers: Of the encoder.
         chosen: An index, counted from the end when negative, or a list of such.
     """
-    wanted = chosen if isinstance(chosen, list) else [chosen]
+    wanted = chosen if isinstance(chosen, Sequence) and not isinstance(chosen, str) else [chosen]
     counts = [
         layers + index + 1 if index < 0 else index for index in wanted if isinstance(index, int)
     ]

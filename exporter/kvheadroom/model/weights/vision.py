@@ -317,6 +317,9 @@ VISION: Final[Mapping[str, Wrapper]] = {
     "H2OVLChatModel": Wrapper((by_request(watching(_intern)),)),
     "Idefics3ForConditionalGeneration": Wrapper((Tower(_idefics3),), head="text"),
     "InternS1ForConditionalGeneration": Wrapper((watching(_intern_of_transformers),)),
+    "InternS2PreviewForConditionalGeneration": Wrapper(
+        (by_request(watching(qwen3_tower)),), "Qwen3_5MoeForCausalLM"
+    ),
     "InternVLChatModel": Wrapper((by_request(watching(_intern)),)),
     "InternVLForConditionalGeneration": Wrapper((watching(_intern_of_transformers),), tied=True),
     "KeyeForConditionalGeneration": Wrapper((watching(_keye),), "Qwen3ForCausalLM"),
@@ -360,6 +363,7 @@ VISION: Final[Mapping[str, Wrapper]] = {
         (Tower(_paddle),), "Ernie4_5ForCausalLM", head="either", tied=True, text_tied=True
     ),
     "PaliGemmaForConditionalGeneration": Wrapper((Tower(_paligemma),), tied=True),
+    "QianfanOCRForConditionalGeneration": Wrapper((by_request(watching(_intern)),)),
     "Qwen2VLForConditionalGeneration": Wrapper(
         (by_request(watching(_qwen2)),), "Qwen2ForCausalLM", head="either"
     ),

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 from kvheadroom.model.config import language_config, text_class
 from kvheadroom.model.weights.family import Extra, Family
 from kvheadroom.model.weights.fields import Fields
+from kvheadroom.model.weights.tower_fields import FIELDS_OF_TOWER
 
 _IMAGE: Final = frozenset({"image"})
 _MOVING: Final = frozenset({"image", "video"})
@@ -107,9 +108,16 @@ class Wrapper:
 
     def surroundings(self, architecture: str, config: Mapping[str, Any]) -> Fields:
         """Return the fields that towers read, the language model's under ``text_config``."""
-        values = around(config)
+        values = {name: _with_class_defaults(value) for name, value in around(config).items()}
         text = language_config(config)
         return Fields(architecture, {**values, "text_config": text}, self.defaults)
+
+
+def _with_class_defaults(value: object) -> object:
+    """Return a section with the fields that its config class fills in."""
+    if not isinstance(value, Mapping):
+        return value
+    return {**FIELDS_OF_TOWER.get(str(value.get("model_type")), {}), **value}
 
 
 def _said(values: Mapping[str, Any], default: bool | None) -> bool | None:
