@@ -80,6 +80,29 @@ def test_every_stage_holds_the_towers() -> None:
     )
 
 
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def test_a_quantization_stated_inside_the_text_counts() -> None:
+    """vLLM looks into ``text_config`` where the file itself states no quantization."""
+    config = configs()["llava-clip"]
+    inside = {**config, "text_config": {**config["text_config"], "quantization_config": FP8}}
+
+    assert weights_bytes(inside) == weights_bytes({**config, "quantization_config": FP8})
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model.", "model."])
+def test_ignored_modules_are_found_behind_any_prefix(prefix: str) -> None:
+    """Files of vision models spell a text layer in several ways; each keeps it in 16 bits."""
+    ignored = [f"{prefix}layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")]
+    quantization = {**FP8, "modules_to_not_convert": ignored}
+    skipped = weights_bytes({**configs()["llava-clip"], "quantization_config": quantization})[0]
+    everything = weights_bytes({**configs()["llava-clip"], "quantization_config": FP8})[0]
+
+    # One byte more for each of 3 x 512 x 1408 weights, less a float32 for each block of 128 x 128.
+    assert skipped - everything == 3 * 512 * 1408 - 4 * 3 * 4 * 11
+
+
 def test_a_wrapper_of_an_unknown_text_is_refused() -> None:
     """A known tower before an unknown language model is an error that names the class."""
     config = {**configs()["llava-clip"], "text_config": {"model_type": "mystery"}}

@@ -9,8 +9,8 @@ from kvheadroom.engine.options import Device, MambaCacheMode, Speculation
 from kvheadroom.engine.speculation import HIDDEN_STATE_METHODS, needs_v1_runner, schedules_ahead
 from kvheadroom.engine.versions import Version
 from kvheadroom.errors import ConfigError
+from kvheadroom.model.classes import MODALITIES
 from kvheadroom.model.facts import ModelFacts, Runner
-from kvheadroom.model.weights import MODALITIES
 
 # The V1 engine: prefix caching and chunked prefill by default (vLLM 0.8.0).
 _V1_ENGINE: Final[Version] = (0, 8, 0)

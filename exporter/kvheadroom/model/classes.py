@@ -276,3 +276,6 @@ FIELDS_OF_TYPE: Final[Mapping[str, Mapping[str, int]]] = {
         "max_position_embeddings": 32768,
     },
 }
+
+# All that a server may take beside text; Kimi K2.5 takes images in pieces of its own.
+MODALITIES: Final = frozenset({"image", "video", "audio", "vision_chunk"})

@@ -6,6 +6,5 @@ from kvheadroom.model.weights.checkpoint import (
     bytes_of_index,
 )
 from kvheadroom.model.weights.total import weights_bytes
-from kvheadroom.model.weights.wrappers import MODALITIES
 
-__all__ = ["MODALITIES", "bytes_by_dtype", "bytes_of_hub_answer", "bytes_of_index", "weights_bytes"]
+__all__ = ["bytes_by_dtype", "bytes_of_hub_answer", "bytes_of_index", "weights_bytes"]

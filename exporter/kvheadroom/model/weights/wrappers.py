@@ -12,8 +12,6 @@ from kvheadroom.model.weights.tower_fields import FIELDS_OF_TOWER
 _IMAGE: Final = frozenset({"image"})
 _MOVING: Final = frozenset({"image", "video"})
 _HEARD: Final = frozenset({"audio"})
-MODALITIES: Final = _MOVING | _HEARD | {"vision_chunk"}
-"""All that a server may take beside text; Kimi K2.5 takes images in pieces of its own."""
 
 
 @dataclass(frozen=True, slots=True)
