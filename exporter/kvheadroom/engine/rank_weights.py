@@ -30,4 +30,6 @@ def rank_weights(
         quantization=quantization,
         capability=options.device.capability,
         runner=options.runner,
+        without=options.without,
+        towers_by_request=options.encode_by_request,
     )

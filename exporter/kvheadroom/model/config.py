@@ -130,7 +130,7 @@ def read_model(config: Mapping[str, Any]) -> ModelLayers:
     """
     text = language_config(config)
     named = _architecture(config)
-    architecture = _text_class(named, text, config)
+    architecture = text_class(config)
     encoder = architecture in ENCODER_CLASSES or _is_bidirectional(config, text)
     blocks = () if encoder else _blocks(architecture, text)
     return ModelLayers(
@@ -177,12 +177,13 @@ def _architecture(config: Config) -> str:
     return names[0].partition(" ")[0]
 
 
-def _text_class(named: str, text: Config, config: Config) -> str:
-    """Return the class whose rules the text layers follow.
+def text_class(config: Config) -> str:
+    """Return the class whose rules the text layers of *config* follow.
 
     Raises:
         ModelConfigError: No class of that name is known, nor one for the text's ``model_type``.
     """
+    named, text = _architecture(config), language_config(config)
     for candidate in _names_of(named):
         if candidate in _KNOWN_CLASSES:
             return candidate

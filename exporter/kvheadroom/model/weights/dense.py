@@ -79,6 +79,7 @@ DENSE: Final[Mapping[str, Family]] = {
     "LlamaModel": _LLAMA,
     "MistralForCausalLM": _LLAMA,
     "MistralModel": _LLAMA,
+    "Ministral3ForCausalLM": _LLAMA,
     "AquilaForCausalLM": _LLAMA,
     "AquilaModel": _LLAMA,
     "InternLMForCausalLM": _LLAMA,

@@ -1,6 +1,7 @@
 """Decoders whose feed-forward layers are routed experts, attention over grouped heads."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from kvheadroom.model.weights.attention import Heads, grouped_attention
@@ -140,6 +141,7 @@ def granite_shared(c: Fields, r: Ranks, index: int) -> list[Part]:
     )(c, r, index)
 
 
+_OWN_HEAD: Final = replace(EVERY_STAGE, never_tied=True)
 BLOCK_SPARSE: Final = routed("num_local_experts", "intermediate_size", name="block_sparse_moe")
 _GRANITE_MOE: Final = Family(
     layer(
@@ -171,7 +173,7 @@ _GLM4_MOE: Final = Family(
             gated(),
         ),
     ),
-    Ends(embedding="first"),
+    Ends(embedding="first", never_tied=True),
 )
 _MIMO_V2: Final = Family(
     layer(
@@ -202,14 +204,14 @@ EXPERTS: Final[Mapping[str, Family]] = {
     "Qwen3MoeForCausalLM": _QWEN3_MOE,
     "OlmoeForCausalLM": Family(
         layer(grouped_attention(head_norms="width"), routed("num_experts", "intermediate_size")),
-        EVERY_STAGE,
+        _OWN_HEAD,
     ),
     "GptOssForCausalLM": Family(
         layer(
             grouped_attention(name="attn", qkv_bias=True, output_bias=True, sinks=True),
             routed("num_local_experts", "intermediate_size", router_bias=True, bias=True),
         ),
-        EVERY_STAGE,
+        _OWN_HEAD,
     ),
     "GraniteMoeForCausalLM": _GRANITE_MOE,
     "GraniteMoeSharedForCausalLM": _GRANITE_MOE,
@@ -276,7 +278,7 @@ EXPERTS: Final[Mapping[str, Family]] = {
                 correction="use_routing_bias",
             ),
         ),
-        Ends(embedding="first"),
+        Ends(embedding="first", never_tied=True),
     ),
     "Llama4ForCausalLM": Family(
         layer(
@@ -308,6 +310,7 @@ EXPERTS: Final[Mapping[str, Family]] = {
                 ),
                 gated(),
             ),
-        )
+        ),
+        Ends(never_tied=True),
     ),
 }

@@ -29,6 +29,7 @@ class Ends:
         norm_bias: That normalization shifts, too.
         head_bias: The head has a bias.
         always_tied: The class has no head of its own whatever the config says.
+        never_tied: It always has one.
     """
 
     embedding: Literal["first", "tied_last", "every", "none"] = "tied_last"
@@ -37,6 +38,7 @@ class Ends:
     norm_bias: bool = False
     head_bias: bool = False
     always_tied: bool = False
+    never_tied: bool = False
 
     def parts(self, c: Fields, r: Ranks, *, first: bool, last: bool) -> list[Part]:
         """Return the parameters of one stage's ends."""
@@ -46,7 +48,7 @@ class Ends:
         parts: list[Part] = []
         if stages[self.embedding]:
             parts.append(vocabulary(r, _rows(c), c.hidden))
-        if stages[self.head] and not tied:
+        if stages[self.head] and (self.never_tied or not tied):
             parts.append(vocabulary(r, _rows(c), c.hidden, bias=self.head_bias))
         if stages[self.norm]:
             parts.append(norm(c.hidden, bias=self.norm_bias))
@@ -71,8 +73,6 @@ class Family:
         defaults: What the class assumes for a field the file leaves out.
         every: More parameters on every stage.
         last: More parameters on the last stage.
-        tower: An encoder of other modalities, on every stage, from the whole config.
-        nested: The language model's fields are in ``text_config`` where there is one.
         staged: Stages divide the layers; otherwise each holds all of them.
         encoder: One of the ``encoder_layers`` that stages divide like the decoder's.
         layers: Names of the field that counts the layers.
@@ -84,8 +84,6 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     every: Extra | None = None
     last: Extra | None = None
-    tower: Extra | None = None
-    nested: bool = False
     staged: bool = True
     encoder: Block | None = None
     layers: tuple[str, ...] = ("num_hidden_layers", "n_layer", "num_layers")

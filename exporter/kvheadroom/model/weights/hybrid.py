@@ -1,6 +1,7 @@
 """Decoders with recurrent layers, alone or beside attention."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from kvheadroom.errors import ModelConfigError
@@ -227,6 +228,7 @@ _LFM2_MIXER: Final = either(
     short_convolution(name="short_conv", bias="conv_bias"),
 )
 _QWEN_HYBRID: Final = either(_qwen_is_full, _qwen_attention, gated_delta_net)
+_OWN_HEAD: Final = replace(EVERY_STAGE, never_tied=True)
 _QWEN_ENDS: Final = Ends(embedding="every")
 _MAMBA: Final = Family(
     layer(mamba1(_mamba_fields, name="mixer"), norms=1),
@@ -253,9 +255,9 @@ HYBRID: Final[Mapping[str, Family]] = {
                 gated(name="feed_forward"),
             ),
         ),
-        EVERY_STAGE,
+        _OWN_HEAD,
     ),
-    "NemotronHForCausalLM": Family(_nemotron_layer, EVERY_STAGE),
+    "NemotronHForCausalLM": Family(_nemotron_layer, _OWN_HEAD),
     "GraniteMoeHybridForCausalLM": Family(
         layer(
             either(
@@ -277,7 +279,7 @@ HYBRID: Final[Mapping[str, Family]] = {
     ),
     "Qwen3NextForCausalLM": Family(
         layer(_QWEN_HYBRID, either(sparse_by_step, qwen_routed, gated())),
-        Ends(embedding="every", head="every"),
+        Ends(embedding="every", head="every", never_tied=True),
     ),
     "Qwen3_5ForCausalLM": Family(QWEN3_5, _QWEN_ENDS),
     "Qwen3_5MoeForCausalLM": Family(QWEN3_5_MOE, _QWEN_ENDS),
@@ -286,8 +288,8 @@ HYBRID: Final[Mapping[str, Family]] = {
             _LFM2_MIXER,
             gated(_lfm2_width, name="feed_forward", lead_in="w13", lead_out="w2"),
         ),
-        Ends(embedding="every"),
-        {"tie_word_embeddings": True, "block_auto_adjust_ff_dim": True},
+        Ends(embedding="every", always_tied=True),
+        {"block_auto_adjust_ff_dim": True},
     ),
     "Lfm2MoeForCausalLM": Family(
         layer(
@@ -303,8 +305,7 @@ HYBRID: Final[Mapping[str, Family]] = {
                 ),
             ),
         ),
-        Ends(embedding="every"),
-        {"tie_word_embeddings": True},
+        Ends(embedding="every", always_tied=True),
     ),
     "Zamba2ForCausalLM": Family(
         _zamba2_layer,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from kvheadroom.model.weights.attention import latent_attention
+from kvheadroom.model.weights.attention import grouped_attention, latent_attention
 from kvheadroom.model.weights.experts import after_dense_layers, optional_shared
 from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
@@ -142,8 +142,23 @@ def _v4_head(c: Fields, _r: Ranks) -> list[Part]:
     return [Tensor(streams * (streams * c.hidden + 1) + 1, FLOAT32)]
 
 
-_ENDS: Final = Ends(embedding="first")
-_DEEPSEEK: Final = Family(layer(latent_attention, _FEED_FORWARD), _ENDS)
+def _has_no_latent(c: Fields, _index: int) -> bool:
+    return not (c.count("qk_nope_head_dim") or c.count("qk_rope_head_dim"))
+
+
+_ENDS: Final = Ends(embedding="first", never_tied=True)
+# Small models of the class have plain attention.
+_DEEPSEEK: Final = Family(
+    layer(
+        either(
+            _has_no_latent,
+            grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"),
+            latent_attention,
+        ),
+        _FEED_FORWARD,
+    ),
+    _ENDS,
+)
 _SPARSE: Final = Family(
     layer(latent_attention, indexer, _FEED_FORWARD), _ENDS, {"topk_method": "noaux_tc"}
 )

@@ -7,16 +7,22 @@ from kvheadroom.model.weights.dense import DENSE
 from kvheadroom.model.weights.encoders import ENCODERS, classifying
 from kvheadroom.model.weights.experts import EXPERTS
 from kvheadroom.model.weights.family import Family
+from kvheadroom.model.weights.fixed_towers import FIXED_TOWERS
 from kvheadroom.model.weights.gated_attention import GATED_ATTENTION
 from kvheadroom.model.weights.gemma import GEMMA
+from kvheadroom.model.weights.gemma_towers import GEMMA_TOWERS
 from kvheadroom.model.weights.hybrid import HYBRID
 from kvheadroom.model.weights.indexed import INDEXED
 from kvheadroom.model.weights.kimi import KIMI
 from kvheadroom.model.weights.latent import LATENT
 from kvheadroom.model.weights.layer_norm import LAYER_NORM
+from kvheadroom.model.weights.minicpm import MINICPM
+from kvheadroom.model.weights.own_towers import OWN_TOWERS
 from kvheadroom.model.weights.sourced import SOURCED
+from kvheadroom.model.weights.speech import SPEECH
 from kvheadroom.model.weights.towers import TOWERS
 from kvheadroom.model.weights.vision import VISION
+from kvheadroom.model.weights.wrappers import Wrapper
 
 _CAUSAL: Final = "ForCausalLM"
 _DECODERS: Final = {
@@ -27,7 +33,6 @@ _DECODERS: Final = {
     **EXPERTS,
     **LATENT,
     **INDEXED,
-    **SOURCED,
     **KIMI,
     **HYBRID,
 }
@@ -41,6 +46,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **_CLASSIFIERS,
     **_DECODERS,
     **ENCODERS,
+}
+
+WRAPPERS: Final[Mapping[str, Wrapper]] = {
     **VISION,
     **TOWERS,
+    **SOURCED,
+    **SPEECH,
+    **GEMMA_TOWERS,
+    **FIXED_TOWERS,
+    **OWN_TOWERS,
+    **MINICPM,
 }

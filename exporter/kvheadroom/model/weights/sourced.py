@@ -18,6 +18,7 @@ from kvheadroom.model.weights.parts import (
     replicated,
     row,
 )
+from kvheadroom.model.weights.wrappers import Tower, Wrapper
 
 _CHANNELS: Final = 3
 _IMAGE_TOKENS: Final = 3
@@ -85,12 +86,12 @@ def _image_bias(c: Fields, _r: Ranks, _index: int) -> list[Part]:
     return [Tensor(c.whole("n_routed_experts"), FLOAT32)] if sees else []
 
 
-SOURCED: Final[Mapping[str, Family]] = {
-    "DeepseekV41ForCausalLM": Family(
-        layer(_attention, stream_experts, _image_bias, stream_mixing),
-        Ends(embedding="first"),
-        {"vision_config": _VISION_DEFAULTS},
-        tower=_tower,
-        nested=True,
+SOURCED: Final[Mapping[str, Wrapper]] = {
+    "DeepseekV41ForCausalLM": Wrapper(
+        (Tower(_tower),),
+        family=Family(
+            layer(_attention, stream_experts, _image_bias, stream_mixing), Ends(embedding="first")
+        ),
+        defaults={"vision_config": _VISION_DEFAULTS},
     ),
 }

@@ -1,7 +1,7 @@
 """From a config.json to the bytes of weights on each pipeline stage."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
@@ -18,8 +18,9 @@ from kvheadroom.model.weights.parts import (
     Tensor,
 )
 from kvheadroom.model.weights.quantization import Quantization, read_quantization
-from kvheadroom.model.weights.registry import FAMILIES
+from kvheadroom.model.weights.registry import FAMILIES, WRAPPERS
 from kvheadroom.model.weights.tiles import padded
+from kvheadroom.model.weights.wrappers import Tower
 
 _DTYPE_BYTES: Final[Mapping[str, int]] = {
     "float32": 4,
@@ -44,6 +45,8 @@ def weights_bytes(
     quantization: str | None = None,
     capability: tuple[int, int] | None = None,
     runner: str = "generate",
+    without: Collection[str] = (),
+    towers_by_request: bool = False,
 ) -> tuple[int, ...]:
     """Return the bytes of parameters on one rank of every pipeline stage, first stage first.
 
@@ -57,6 +60,10 @@ def weights_bytes(
         quantization: ``--quantization``; ``None`` follows the checkpoint.
         capability: Compute capability of the GPU; some kernels pad experts to their tiles.
         runner: ``pooling`` builds no output head.
+        without: Modalities that the server takes none of (``image``, ``video``, ``audio``); towers
+            of nothing else are not built.
+        towers_by_request: Ranks share out requests to encode instead of cutting the towers
+            (``--mm-encoder-tp-mode data``), where the class can.
 
     Raises:
         ModelConfigError: The class or the quantization is not known, a field is missing, or the
@@ -77,6 +84,8 @@ def weights_bytes(
         quantization,
         capability,
         runner == "pooling",
+        frozenset(without),
+        towers_by_request,
     )
     if min(tensor_parallel, pipeline_parallel, data_parallel) < 1:
         raise ModelConfigError("a model is held by one rank or more")
@@ -93,12 +102,14 @@ class _Asked:
     quantization: str | None
     capability: tuple[int, int] | None
     headless: bool
+    without: frozenset[str]
+    towers_by_request: bool
 
 
 @lru_cache(maxsize=1024)
 def _stages(text: str, asked: _Asked) -> tuple[int, ...]:
     config = json.loads(text)
-    family, fields = _family(config)
+    family, fields, towers = _found(config, asked)
     if asked.headless:
         family = replace(family, ends=replace(family.ends, head="none"))
     storage = Storage(
@@ -109,7 +120,7 @@ def _stages(text: str, asked: _Asked) -> tuple[int, ...]:
     layers = fields.layers(*family.layers) * family.halves
     if asked.stages > layers:
         raise ModelConfigError(f"{fields.architecture}: {asked.stages} stages for {layers} layers")
-    model = _Model(family, config, fields, asked.ranks, storage)
+    model = _Model(family, fields, towers, asked.ranks, storage)
     return tuple(_stage(model, layers, asked.stages, stage) for stage in range(asked.stages))
 
 
@@ -131,29 +142,45 @@ class Storage:
 @dataclass(frozen=True, slots=True)
 class _Model:
     family: Family
-    config: Mapping[str, Any]
     fields: Fields
+    towers: list[Part]
     ranks: Ranks
     storage: Storage
 
 
-def _family(config: Mapping[str, Any]) -> tuple[Family, Fields]:
+def _found(config: Mapping[str, Any], asked: _Asked) -> tuple[Family, Fields, list[Part]]:
+    """Return the decoder, its fields and what stands before it on every stage."""
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else "(none)"
+    wrapper = WRAPPERS.get(name)
+    if wrapper is None:
+        family = _family(name, name)
+        return family, Fields(name, config, family.defaults), []
+    family = wrapper.family or _family(wrapper.text_class(config), name)
+    around = wrapper.surroundings(name, config)
+    towers = [
+        part
+        for tower in wrapper.towers
+        if tower.stands(around.values, asked.without)
+        for part in tower.parts(around, _tower_ranks(tower, asked))
+    ]
+    # DeepSeek-V4.1 routes images by a bias of their own.
+    values = {"vision_config": around.get("vision_config"), **wrapper.text_values(config)}
+    return family, Fields(name, values, family.defaults), towers
+
+
+def _tower_ranks(tower: Tower, asked: _Asked) -> Ranks:
+    return Ranks() if asked.towers_by_request and tower.by_request else asked.ranks
+
+
+def _family(name: str, architecture: str) -> Family:
     family = FAMILIES.get(name)
     if family is None:
         raise ModelConfigError(
-            f"{name:.80}: the parameters of this class are not known; the sizes in its "
+            f"{architecture:.80}: the parameters of this class are not known; the sizes in its "
             "safetensors headers, or the index's metadata.total_size, would settle them"
         )
-    text = config.get("text_config")
-    values = config
-    if family.nested and isinstance(text, Mapping):
-        outer = config.get("tie_word_embeddings")
-        values = text if outer is None else {**text, "tie_word_embeddings": outer}
-        # DeepSeek-V4.1 routes images by a bias of their own.
-        values = {"vision_config": config.get("vision_config"), **values}
-    return family, Fields(name, values, family.defaults)
+    return family
 
 
 def _element_bytes(
@@ -175,8 +202,7 @@ def _stage(model: _Model, layers: int, stages: int, stage: int) -> int:
         parts += family.every(c, r)
     if family.last and stage == stages - 1:
         parts += family.last(c, r)
-    if family.tower and isinstance(model.config.get("vision_config"), Mapping):
-        parts += family.tower(Fields(c.architecture, model.config, family.defaults), r)
+    parts += model.towers
     total = _bytes(parts, "", model.storage)
     held = stage_layers(layers, stages, stage) if family.staged else range(layers)
     for index in held:

@@ -8,13 +8,14 @@ from typing import Final
 from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.weights.dense import DENSE
 from kvheadroom.model.weights.experts import EXPERTS
-from kvheadroom.model.weights.family import Family
+from kvheadroom.model.weights.family import Extra, Family
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.gated_attention import COMPASS, COSMOS_EDGE, MUSE
 from kvheadroom.model.weights.indexed import GLM5_NEXT, INKLING, MINIMAX_M3, QWEN4_EXP
 from kvheadroom.model.weights.kimi import KIMI_LINEAR
 from kvheadroom.model.weights.parts import Part, Ranks, Tensor, column, norm, row
-from kvheadroom.model.weights.vision import biased_block, qwen3_tower, seeing
+from kvheadroom.model.weights.vision import qwen3_tower
+from kvheadroom.model.weights.wrappers import Tower, Wrapper
 
 _CHANNELS: Final = 3
 _SCALE_CHANNELS: Final = 64
@@ -26,6 +27,17 @@ def _column(r: Ranks, name: str, inputs: int, *outputs: int, bias: bool = True) 
 
 def _row(r: Ranks, name: str, inputs: int, outputs: int, *, bias: bool = True) -> Part:
     return row(r, f"visual.{name}", inputs, outputs, bias=bias, quantizable=False)
+
+
+def _biased_block(r: Ranks, width: int, inner: int) -> list[Part]:
+    """Return one layer of a vision transformer with biases everywhere."""
+    return [
+        _column(r, "attn.qkv", width, width, width, width),
+        _row(r, "attn.proj", width, width),
+        _column(r, "mlp.fc1", width, inner),
+        _row(r, "mlp.fc2", inner, width),
+        norm(2 * width, bias=True),
+    ]
 
 
 def _muse_tower(c: Fields, r: Ranks) -> list[Part]:
@@ -69,7 +81,7 @@ def _edge_tower(c: Fields, r: Ranks) -> list[Part]:
     width, patch = v.hidden, _CHANNELS * v.whole("patch_size") ** 2
     merge = p.whole("spatial_merge_size") ** 2
     inner, out = p.whole("merger_intermediate_size"), p.whole("out_hidden_size")
-    block = biased_block(r, width, v.whole("intermediate_size"), gated=False, norm_bias=True)
+    block = _biased_block(r, width, v.whole("intermediate_size"))
     return [
         Tensor((patch + 1 + v.whole("num_patches")) * width),
         *block * v.layers("num_hidden_layers"),
@@ -141,7 +153,7 @@ def _m3_tower(c: Fields, r: Ranks) -> list[Part]:
     squeeze = v.part("img_token_compression_config")
     merge, frames = squeeze.whole("spatial_merge_size"), squeeze.whole("temporal_patch_size")
     inner = c.whole("projector_hidden_size", default=text)
-    block = biased_block(r, width, v.whole("intermediate_size"), gated=False, norm_bias=True)
+    block = _biased_block(r, width, v.whole("intermediate_size"))
     patch = v.whole("num_channels", default=_CHANNELS) * frames * v.whole("patch_size") ** 2
     return [
         Tensor(patch * width),
@@ -312,27 +324,34 @@ def _inkling_towers(c: Fields, _r: Ranks) -> list[Part]:
     return parts
 
 
-TOWERS: Final[Mapping[str, Family]] = {
-    "CohereCompassForConditionalGeneration": seeing(
+def _seeing(
+    family: Family, tower: Extra, *, section: str | None = "vision_config", **defaults: object
+) -> Wrapper:
+    """Return *family* with an encoder before it."""
+    return Wrapper((Tower(tower, section=section),), family=family, defaults=defaults)
+
+
+TOWERS: Final[Mapping[str, Wrapper]] = {
+    "CohereCompassForConditionalGeneration": _seeing(
         COMPASS, qwen3_tower, vision_config=_QWEN3_DEFAULTS
     ),
-    "Cosmos3EdgeForConditionalGeneration": seeing(
+    "Cosmos3EdgeForConditionalGeneration": _seeing(
         COSMOS_EDGE, _edge_tower, vision_config=_EDGE_VISION, projector_config=_EDGE_PROJECTOR
     ),
-    "Cosmos3ForConditionalGeneration": seeing(
+    "Cosmos3ForConditionalGeneration": _seeing(
         DENSE["Qwen3ForCausalLM"], qwen3_tower, vision_config=_QWEN3_DEFAULTS
     ),
-    "Glm5NextForConditionalGeneration": seeing(GLM5_NEXT, _glm_tower, vision_config=_GLM_DEFAULTS),
-    "InklingForConditionalGeneration": seeing(INKLING, _inkling_towers),
-    "KimiK3ForConditionalGeneration": seeing(
+    "Glm5NextForConditionalGeneration": _seeing(GLM5_NEXT, _glm_tower, vision_config=_GLM_DEFAULTS),
+    "InklingForConditionalGeneration": _seeing(INKLING, _inkling_towers),
+    "KimiK3ForConditionalGeneration": _seeing(
         KIMI_LINEAR, _kimi_tower, vision_config=_KIMI_DEFAULTS
     ),
-    "MiMoV2OmniForCausalLM": seeing(
+    "MiMoV2OmniForCausalLM": _seeing(
         EXPERTS["MiMoV2ForCausalLM"], _mimo_tower, vision_config=_MIMO_DEFAULTS
     ),
-    "MiniMaxM3SparseForConditionalGeneration": seeing(MINIMAX_M3, _m3_tower),
-    "MuseGlimmerForConditionalGeneration": seeing(MUSE, _muse_tower, vision_config=_MUSE_DEFAULTS),
-    "Qwen4ExpForConditionalGeneration": seeing(
+    "MiniMaxM3SparseForConditionalGeneration": _seeing(MINIMAX_M3, _m3_tower),
+    "MuseGlimmerForConditionalGeneration": _seeing(MUSE, _muse_tower, vision_config=_MUSE_DEFAULTS),
+    "Qwen4ExpForConditionalGeneration": _seeing(
         QWEN4_EXP, qwen3_tower, vision_config=_QWEN4_DEFAULTS
     ),
 }
