@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvheadroom.model.weights.dense import DENSE
+from kvheadroom.model.weights.diffusion import DIFFUSION
 from kvheadroom.model.weights.encoders import ENCODERS, classifying
 from kvheadroom.model.weights.experts import EXPERTS
 from kvheadroom.model.weights.family import Family
@@ -51,6 +52,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 WRAPPERS: Final[Mapping[str, Wrapper]] = {
     **VISION,
     **TOWERS,
+    **DIFFUSION,
     **SOURCED,
     **SPEECH,
     **GEMMA_TOWERS,
