@@ -61,6 +61,7 @@ ATTENTION_CLASSES: Final[Mapping[str, AttentionFacts]] = {
     "JinaEmbeddingsV5Model": _PLAIN,
     "QWenLMHeadModel": _PLAIN,
     "Step3TextForCausalLM": _PLAIN,
+    "K2HorizonForCausalLM": _PLAIN,
     "MistralForCausalLM": AttentionFacts(window=4096),
     "MinistralForCausalLM": AttentionFacts(window=4096),
     "AfmoeForCausalLM": AttentionFacts(
@@ -77,6 +78,8 @@ ATTENTION_CLASSES: Final[Mapping[str, AttentionFacts]] = {
     "Cohere2MoeForCausalLM": AttentionFacts(
         full_every=4, window=4096, window_extra=1, head_dim=128
     ),
+    "CohereCompassForCausalLM": AttentionFacts(full_every=1, window=4096),
+    "DiffusionGemmaForBlockDiffusion": AttentionFacts(full_every=6, window=512, head_dim=256),
     "Exaone4ForCausalLM": AttentionFacts(full_every=4, window=4096),
     "ExaoneMoeForCausalLM": AttentionFacts(full_every=4, window=4096),
     "ExaoneMoEForCausalLM": AttentionFacts(full_every=4, window=4096),
@@ -204,8 +207,10 @@ CLASS_OF_TYPE: Final[Mapping[str, str]] = {
 
 # Wrappers around one language model whose text fields may lie at the top of the file.
 CLASS_OF_FLAT_WRAPPER: Final[Mapping[str, str]] = {
+    "BailingMoeV3VLForConditionalGeneration": "BailingMoeV3ForCausalLM",
     "ColBERTLfm2Model": "Lfm2ForCausalLM",
     "ColPaliForRetrieval": "GemmaForCausalLM",
+    "Cosmos3ForConditionalGeneration": "Qwen3ForCausalLM",
     "DotsOCRForCausalLM": "Qwen2ForCausalLM",
     "Ernie4_5_VLMoeForConditionalGeneration": "Ernie4_5_MoeForCausalLM",
     "GLM4VForCausalLM": "ChatGLMModel",
@@ -214,6 +219,7 @@ CLASS_OF_FLAT_WRAPPER: Final[Mapping[str, str]] = {
     "JinaVLForRanking": "Qwen2ForCausalLM",
     "KeyeForConditionalGeneration": "Qwen3ForCausalLM",
     "KeyeVL1_5ForConditionalGeneration": "Qwen3ForCausalLM",
+    "KimiK3ForConditionalGeneration": "KimiLinearForCausalLM",
     "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",
     "MiniCPMO": "Qwen2ForCausalLM",
     "MiniCPMV": "Qwen2ForCausalLM",

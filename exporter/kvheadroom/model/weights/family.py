@@ -78,9 +78,11 @@ class Family:
         defaults: What the class assumes for a field the file leaves out.
         every: More parameters on every stage.
         inputs: More parameters wherever the embedding is.
+        last: More parameters on the last stage.
         staged: Stages divide the layers; otherwise each holds all of them.
         encoder: One of the ``encoder_layers`` that stages divide like the decoder's.
         layers: Names of the field that counts the layers.
+        halves: Parts of a counted layer that stages may part; each is a block.
         keeps_head: A pooling server builds the output head that it never uses.
     """
 
@@ -89,9 +91,11 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     every: Extra | None = None
     inputs: Extra | None = None
+    last: Extra | None = None
     staged: bool = True
     encoder: Block | None = None
     layers: tuple[str, ...] = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    halves: int = 1
     keeps_head: bool = False
 
 

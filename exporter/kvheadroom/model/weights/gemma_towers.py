@@ -31,7 +31,7 @@ _GEMMA3N_DEFAULTS: Final = {
         "sscp_conv_channel_size": [128, 32],
     },
 }
-_GEMMA4_DEFAULTS: Final = {
+GEMMA4_DEFAULTS: Final = {
     "vision_config": {
         "hidden_size": 768,
         "intermediate_size": 3072,
@@ -63,7 +63,7 @@ _GEMMA4_UNIFIED_DEFAULTS: Final = {
 }
 
 
-def _gemma4_sees(c: Fields, _r: Ranks) -> list[Part]:
+def gemma4_sees(c: Fields, _r: Ranks) -> list[Part]:
     """Return Gemma 4's encoder, whole on every rank."""
     v, text = seen(c), text_width(c)
     width, dim = v.hidden, v.whole("head_dim")
@@ -164,9 +164,9 @@ GEMMA_TOWERS: Final[Mapping[str, Wrapper]] = {
         defaults=_GEMMA3N_DEFAULTS,
     ),
     "Gemma4ForConditionalGeneration": Wrapper(
-        (watching(_gemma4_sees), hearing(_gemma4_hears)),
+        (watching(gemma4_sees), hearing(_gemma4_hears)),
         "Gemma4ForCausalLM",
-        defaults=_GEMMA4_DEFAULTS,
+        defaults=GEMMA4_DEFAULTS,
     ),
     "Gemma4UnifiedForConditionalGeneration": Wrapper(
         (kept(_gemma4_unified_sees), kept(_gemma4_unified_hears, "audio_config")),

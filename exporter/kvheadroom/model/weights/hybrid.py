@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from kvheadroom.model.weights.attention import grouped_attention, latent_attention
+from kvheadroom.model.weights.attention import grouped_attention
 from kvheadroom.model.weights.experts import (
     BLOCK_SPARSE,
-    after_dense_layers,
     granite_shared,
     qwen_routed,
     sparse_by_step,
@@ -21,7 +20,6 @@ from kvheadroom.model.weights.states import (
     Mamba2,
     full_rank_delta_net,
     gated_delta_net,
-    kimi_delta_attention,
     mamba1,
     mamba2,
     short_convolution,
@@ -149,15 +147,6 @@ def _lfm2_width(c: Fields) -> int:
 
 def _lfm2_is_attention(c: Fields, index: int) -> bool:
     return bool(c.at("layer_types", index) == "full_attention")
-
-
-def _kimi_is_full(c: Fields, index: int) -> bool:
-    # The list counts layers from one.
-    return index + 1 in c.part("linear_attn_config").per_layer("full_attn_layers")
-
-
-def _kimi_shared_width(c: Fields) -> int:
-    return c.whole("moe_intermediate_size") * c.whole("num_shared_experts")
 
 
 def _minimax_is_full(c: Fields, index: int) -> bool:
@@ -325,22 +314,6 @@ HYBRID: Final[Mapping[str, Family]] = {
             ),
         ),
         Ends(embedding="every", always_tied=True),
-    ),
-    "KimiLinearForCausalLM": Family(
-        layer(
-            either(_kimi_is_full, latent_attention, kimi_delta_attention),
-            either(
-                after_dense_layers,
-                routed(
-                    "num_experts",
-                    "moe_intermediate_size",
-                    shared=gated(_kimi_shared_width, name="mlp.shared_experts"),
-                    correction=True,
-                ),
-                gated(),
-            ),
-        ),
-        Ends(embedding="first"),
     ),
     "Zamba2ForCausalLM": Family(
         _zamba2_layer,

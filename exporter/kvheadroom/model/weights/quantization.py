@@ -241,6 +241,9 @@ def _gptq(stated: Mapping[str, Any], _config: Mapping[str, Any]) -> Quantization
     )
 
 
+_EXPONENT_SCALES: Final = frozenset({"deepseek_v4", "deepseek_v41"})
+
+
 def _fp8(stated: Mapping[str, Any], config: Mapping[str, Any]) -> Quantization:
     block = stated.get("weight_block_size")
     ignored = _names(stated, "ignored_layers", "modules_to_not_convert")
@@ -250,8 +253,8 @@ def _fp8(stated: Mapping[str, Any], config: Mapping[str, Any]) -> Quantization:
         return Quantization("fp8", store, _any_shape(store), ignored, _exact, _FLOAT_CACHE_SCALES)
     rows, inputs = _block(block)
     # DeepSeek-V4 states its experts' format beside the rest's, and its scales are exponents.
-    four_bits = config.get("expert_dtype") == "fp4"
-    scale_bytes = 1 if config.get("model_type") == "deepseek_v4" else SCALE_BYTES
+    four_bits = config.get("expert_dtype", stated.get("expert_dtype")) == "fp4"
+    scale_bytes = 1 if str(config.get("model_type")) in _EXPONENT_SCALES else SCALE_BYTES
     experts = _any_shape(four_bit_floats(_MXFP4_BLOCK, scales_per_matrix=0))
     return Quantization(
         "fp8",

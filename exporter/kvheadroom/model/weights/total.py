@@ -84,7 +84,7 @@ def _stages(text: str, asked: Asked) -> tuple[int, ...]:
         _element_bytes(config, asked.dtype, asked.capability),
         asked.capability,
     )
-    layers = fields.layers(*family.layers)
+    layers = fields.layers(*family.layers) * family.halves
     if asked.stages > layers:
         raise ModelConfigError(f"{fields.architecture}: {asked.stages} stages for {layers} layers")
     model = _Model(family, fields, _towers(config, asked), asked.ranks, storage)
@@ -182,7 +182,7 @@ def _element_bytes(
             raise ModelConfigError(f"--dtype {dtype:.40} is not one of {', '.join(_DTYPE_BYTES)}")
         return _DTYPE_BYTES[dtype]
     without_bfloat16 = capability is not None and capability < _FIRST_WITH_BFLOAT16
-    return 4 if without_bfloat16 and config.get("model_type") in _NOT_IN_FLOAT16 else 2
+    return 4 if without_bfloat16 and str(config.get("model_type")) in _NOT_IN_FLOAT16 else 2
 
 
 def _stage(model: _Model, layers: int, stages: int, stage: int, offload_bytes: int) -> int:
@@ -193,6 +193,8 @@ def _stage(model: _Model, layers: int, stages: int, stage: int, offload_bytes: i
         parts += family.every(c, r)
     if family.inputs and family.ends.held(c, "embedding", first=first, last=last):
         parts += family.inputs(c, r)
+    if family.last and last:
+        parts += family.last(c, r)
     parts += model.towers
     total = _bytes(parts, "", model.storage)
     held = stage_layers(layers, stages, stage) if family.staged else range(layers)

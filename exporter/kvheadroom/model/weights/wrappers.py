@@ -71,6 +71,7 @@ class Wrapper:
         tied: What is meant outside where the file does not say; ``None`` nothing.
         text_tied: What is meant inside the text where the file does not say.
         defaults: What the class assumes for a field outside the text.
+        outer_fields: Fields outside the text that decide about the language model, too.
         keeps_head: A pooling server builds the output head that it never uses.
     """
 
@@ -81,6 +82,7 @@ class Wrapper:
     tied: bool | None = None
     text_tied: bool | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    outer_fields: tuple[str, ...] = ()
     keeps_head: bool = False
 
     def text_class(self, config: Mapping[str, Any]) -> str:
@@ -104,7 +106,10 @@ class Wrapper:
                 stated = bool(outer) or bool(inner)
             case "text":
                 stated = inner
-        return text if stated is None else {**text, "tie_word_embeddings": stated}
+        seen = {name: outside[name] for name in self.outer_fields if name in outside}
+        if stated is not None:
+            seen["tie_word_embeddings"] = stated
+        return {**text, **seen} if seen else text
 
     def surroundings(self, architecture: str, config: Mapping[str, Any]) -> Fields:
         """Return the fields that towers read, the language model's under ``text_config``."""
