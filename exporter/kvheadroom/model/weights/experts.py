@@ -1,12 +1,11 @@
 """Decoders whose feed-forward layers are routed experts, attention over grouped heads."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from kvheadroom.model.weights.attention import Heads, grouped_attention
 from kvheadroom.model.weights.dense import has_sinks
-from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
+from kvheadroom.model.weights.family import EVERY_STAGE, UNTIED, UNTIED_EVERY_STAGE, Ends, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import (
@@ -154,7 +153,6 @@ def granite_shared(c: Fields, r: Ranks, index: int) -> list[Part]:
     )(c, r, index)
 
 
-_OWN_HEAD: Final = replace(EVERY_STAGE, never_tied=True)
 BLOCK_SPARSE: Final = routed("num_local_experts", "intermediate_size", name="block_sparse_moe")
 _GRANITE_MOE: Final = Family(
     layer(
@@ -186,7 +184,7 @@ _GLM4_MOE: Final = Family(
             gated(),
         ),
     ),
-    Ends(embedding="first", never_tied=True),
+    UNTIED,
 )
 _MIMO_V2: Final = Family(
     layer(
@@ -198,7 +196,8 @@ _MIMO_V2: Final = Family(
             ),
             gated(),
         ),
-    )
+    ),
+    Ends(never_tied=True),
 )
 
 EXPERTS: Final[Mapping[str, Family]] = {
@@ -217,14 +216,14 @@ EXPERTS: Final[Mapping[str, Family]] = {
     "Qwen3MoeForCausalLM": _QWEN3_MOE,
     "OlmoeForCausalLM": Family(
         layer(grouped_attention(head_norms="width"), routed("num_experts", "intermediate_size")),
-        _OWN_HEAD,
+        UNTIED_EVERY_STAGE,
     ),
     "GptOssForCausalLM": Family(
         layer(
             grouped_attention(name="attn", qkv_bias=True, output_bias=True, sinks=True),
             routed("num_local_experts", "intermediate_size", router_bias=True, bias=True),
         ),
-        _OWN_HEAD,
+        UNTIED_EVERY_STAGE,
     ),
     "GraniteMoeForCausalLM": _GRANITE_MOE,
     "GraniteMoeSharedForCausalLM": _GRANITE_MOE,
@@ -314,7 +313,7 @@ EXPERTS: Final[Mapping[str, Family]] = {
                 correction="use_routing_bias",
             ),
         ),
-        Ends(embedding="first", never_tied=True),
+        UNTIED,
     ),
     "Llama4ForCausalLM": Family(
         layer(

@@ -1,7 +1,7 @@
 """What a class of models is made of, and how pipeline stages share its two ends."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from kvheadroom.model.weights.fields import Fields
@@ -62,6 +62,10 @@ class Ends:
 
 EVERY_STAGE: Final = Ends(embedding="every", head="every", norm="every")
 """Of the classes that do not look at their stage: each stage holds both ends."""
+UNTIED_EVERY_STAGE: Final = replace(EVERY_STAGE, never_tied=True)
+"""Of those among them that do not look at ``tie_word_embeddings`` either."""
+UNTIED: Final = Ends(embedding="first", never_tied=True)
+"""Of the classes that look at their stage, but not at ``tie_word_embeddings``."""
 
 
 def _rows(c: Fields) -> int:

@@ -8,7 +8,7 @@ from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.own_fields import OWN_FIELDS
 from kvheadroom.model.weights.attention import Heads, grouped_attention
 from kvheadroom.model.weights.experts import after_dense_layers, sparse_by_step
-from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
+from kvheadroom.model.weights.family import EVERY_STAGE, UNTIED_EVERY_STAGE, Ends, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, plain, routed
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.gemma import GEMMA3
@@ -147,9 +147,9 @@ COMPASS: Final = Family(
     ),
     Ends(embedding="every", norm="every", always_tied=True),
 )
-COSMOS_EDGE: Final = Family(_edge_half, EVERY_STAGE, {"head_dim": 128}, halves=2)
+COSMOS_EDGE: Final = Family(_edge_half, UNTIED_EVERY_STAGE, {"head_dim": 128}, halves=2)
 MUSE: Final = Family(
-    layer(_muse_attention, gated(), norms=4), EVERY_STAGE, OWN_FIELDS["muse_glimmer_text"]
+    layer(_muse_attention, gated(), norms=4), UNTIED_EVERY_STAGE, OWN_FIELDS["muse_glimmer_text"]
 )
 
 GATED_ATTENTION: Final[Mapping[str, Family]] = {

@@ -1,7 +1,6 @@
 """Decoders with recurrent layers, alone or beside attention."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from kvheadroom.model.weights.attention import grouped_attention
@@ -11,7 +10,7 @@ from kvheadroom.model.weights.experts import (
     qwen_routed,
     sparse_by_step,
 )
-from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
+from kvheadroom.model.weights.family import EVERY_STAGE, UNTIED_EVERY_STAGE, Ends, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import FLOAT32, Part, Ranks, Tensor, column, norm, row, share
@@ -198,7 +197,6 @@ _LFM2_MIXER: Final = either(
     short_convolution(name="short_conv", bias="conv_bias"),
 )
 _QWEN_HYBRID: Final = either(_qwen_is_full, _qwen_attention, gated_delta_net)
-_OWN_HEAD: Final = replace(EVERY_STAGE, never_tied=True)
 _QWEN_ENDS: Final = Ends(embedding="every")
 _MINIMAX: Final = Family(
     layer(
@@ -237,7 +235,7 @@ HYBRID: Final[Mapping[str, Family]] = {
                 gated(name="feed_forward"),
             ),
         ),
-        _OWN_HEAD,
+        UNTIED_EVERY_STAGE,
     ),
     "OlmoHybridForCausalLM": Family(
         layer(

@@ -7,7 +7,7 @@ from typing import Final
 from kvheadroom.model.own_fields import OWN_FIELDS
 from kvheadroom.model.weights.attention import latent_attention
 from kvheadroom.model.weights.experts import after_dense_layers, optional_shared, qwen_routed
-from kvheadroom.model.weights.family import Ends, Family
+from kvheadroom.model.weights.family import UNTIED, Ends, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.latent import indexer, stream_mixing
@@ -30,7 +30,6 @@ from kvheadroom.model.weights.states import delta_attention, gated_delta_net
 _SPARSE_KINDS: Final = frozenset({"deepseek_sparse_attention", "sparse_attention", "sparse"})
 # The router's rows are padded to a multiple of this in Inkling.
 _ROUTER_ROWS: Final = 8
-_FIRST: Final = Ends(embedding="first")
 
 
 def _scored(c: Fields, index: int) -> bool:
@@ -282,7 +281,7 @@ MINIMAX_M3: Final = Family(
         _m3_attention,
         either(_m3_is_routed, _m3_experts, gated("dense_intermediate_size")),
     ),
-    _FIRST,
+    UNTIED,
     {"use_routing_bias": True},
 )
 INKLING: Final = Family(
@@ -292,7 +291,7 @@ INKLING: Final = Family(
             lambda c, index: index >= c.count("dense_mlp_idx"), _inkling_experts, _inkling_dense
         ),
     ),
-    Ends(embedding="none", head="every", norm="every"),
+    Ends(embedding="none", head="every", norm="every", never_tied=True),
     OWN_FIELDS["inkling_model"],
     every=_inkling_table,
 )
@@ -302,7 +301,7 @@ GLM5_NEXT: Final = Family(
         either(_glm_is_routed, _DEEPSEEK_EXPERTS, gated()),
         _glm_streams,
     ),
-    _FIRST,
+    UNTIED,
     OWN_FIELDS["glm5_next_text"],
 )
 QWEN4_EXP: Final = Family(
@@ -313,14 +312,14 @@ QWEN4_EXP: Final = Family(
         _qwen4_streams,
         norms=0,
     ),
-    Ends(embedding="every", head="every", norm="none"),
+    Ends(embedding="every", head="every", norm="none", never_tied=True),
     OWN_FIELDS["qwen4_exp_text"],
     last=_qwen4_mixer,
 )
 
 INDEXED: Final[Mapping[str, Family]] = {
     "Dots3NoteForCausalLM": Family(
-        layer(_note_attention, either(after_dense_layers, _DEEPSEEK_EXPERTS, gated())), _FIRST
+        layer(_note_attention, either(after_dense_layers, _DEEPSEEK_EXPERTS, gated())), UNTIED
     ),
     "Glm5NextForCausalLM": GLM5_NEXT,
     "HYV4ForCausalLM": Family(
@@ -340,7 +339,7 @@ INDEXED: Final[Mapping[str, Family]] = {
             ),
             _hy_streams,
         ),
-        _FIRST,
+        Ends(),
         OWN_FIELDS["hy_v4"],
         last=_hy_head,
     ),

@@ -6,7 +6,7 @@ from typing import Final
 
 from kvheadroom.model.weights.attention import latent_attention
 from kvheadroom.model.weights.experts import after_dense_layers
-from kvheadroom.model.weights.family import Ends, Family
+from kvheadroom.model.weights.family import UNTIED, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import (
@@ -83,7 +83,7 @@ KIMI_LINEAR: Final = Family(
         either(after_dense_layers, _experts, gated()),
         _residuals,
     ),
-    Ends(embedding="first"),
+    UNTIED,
     last=_last_residual,
 )
 

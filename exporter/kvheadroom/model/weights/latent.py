@@ -6,7 +6,7 @@ from typing import Final
 
 from kvheadroom.model.weights.attention import grouped_attention, latent_attention
 from kvheadroom.model.weights.experts import after_dense_layers, optional_shared
-from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
+from kvheadroom.model.weights.family import EVERY_STAGE, UNTIED, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import (
@@ -174,7 +174,6 @@ def _has_no_latent(c: Fields, _index: int) -> bool:
     return not (c.count("qk_nope_head_dim") or c.count("qk_rope_head_dim"))
 
 
-_ENDS: Final = Ends(embedding="first", never_tied=True)
 # Small models of the class have plain attention.
 _DEEPSEEK: Final = Family(
     layer(
@@ -185,23 +184,23 @@ _DEEPSEEK: Final = Family(
         ),
         _FEED_FORWARD,
     ),
-    _ENDS,
+    UNTIED,
 )
-_LONGCAT: Final = Family(_longcat_layer, _ENDS, layers=("num_layers",))
+_LONGCAT: Final = Family(_longcat_layer, UNTIED, layers=("num_layers",))
 _SPARSE: Final = Family(
-    layer(latent_attention, indexer, _FEED_FORWARD), _ENDS, {"topk_method": "noaux_tc"}
+    layer(latent_attention, indexer, _FEED_FORWARD), UNTIED, {"topk_method": "noaux_tc"}
 )
 
 LATENT: Final[Mapping[str, Family]] = {
     "DeepseekV2ForCausalLM": _DEEPSEEK,
     "DeepseekV3ForCausalLM": _DEEPSEEK,
     "Glm4MoeLiteForCausalLM": Family(
-        _DEEPSEEK.block, _ENDS, {"topk_method": "noaux_tc", "first_k_dense_replace": 1}
+        _DEEPSEEK.block, UNTIED, {"topk_method": "noaux_tc", "first_k_dense_replace": 1}
     ),
     "DeepseekV32ForCausalLM": _SPARSE,
     "GlmMoeDsaForCausalLM": _SPARSE,
     "DeepseekV4ForCausalLM": Family(
-        layer(_v4_attention, stream_experts, stream_mixing), _ENDS, every=_v4_head
+        layer(_v4_attention, stream_experts, stream_mixing), UNTIED, every=_v4_head
     ),
     "MiniCPM3ForCausalLM": Family(
         layer(_minicpm3_attention, gated()),
@@ -212,7 +211,7 @@ LATENT: Final[Mapping[str, Family]] = {
     "LongcatFlashNgramForCausalLM": replace(_LONGCAT, inputs=_ngram_tables),
     "AXK1ForCausalLM": Family(
         layer(latent_attention, _FEED_FORWARD, norms=3),
-        _ENDS,
+        UNTIED,
         {"topk_method": "noaux_tc", "first_k_dense_replace": 1},
     ),
     "MistralLarge3ForCausalLM": _DEEPSEEK,

@@ -1,13 +1,12 @@
 """Nemotron-H, whose layers are one kind each, and the models that a search cut to size."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.weights.attention import Heads, grouped_attention
 from kvheadroom.model.weights.dense import llama_attention
-from kvheadroom.model.weights.family import EVERY_STAGE, Family
+from kvheadroom.model.weights.family import UNTIED_EVERY_STAGE, Family
 from kvheadroom.model.weights.feed_forward import gated, plain, routed
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import Block, Part, Ranks, norm, replicated
@@ -111,10 +110,8 @@ def _searched_layer(c: Fields, r: Ranks, index: int) -> list[Part]:
     return parts
 
 
-_OWN_HEAD: Final = replace(EVERY_STAGE, never_tied=True)
-
 NEMOTRON: Final[Mapping[str, Family]] = {
     "DeciLMForCausalLM": Family(_searched_layer),
-    "NemotronHForCausalLM": Family(_layer, _OWN_HEAD),
-    "NemotronHPuzzleForCausalLM": Family(_puzzle_layer, _OWN_HEAD),
+    "NemotronHForCausalLM": Family(_layer, UNTIED_EVERY_STAGE),
+    "NemotronHPuzzleForCausalLM": Family(_puzzle_layer, UNTIED_EVERY_STAGE),
 }

@@ -20,6 +20,7 @@ from kvheadroom.model.weights.latent import LATENT
 from kvheadroom.model.weights.layer_norm import LAYER_NORM
 from kvheadroom.model.weights.minicpm import MINICPM
 from kvheadroom.model.weights.nemotron import NEMOTRON
+from kvheadroom.model.weights.newer_towers import NEWER_TOWERS
 from kvheadroom.model.weights.own_towers import OWN_TOWERS
 from kvheadroom.model.weights.pooling import POOLING
 from kvheadroom.model.weights.retrieval import RETRIEVAL, SEEING_RETRIEVAL
@@ -27,7 +28,6 @@ from kvheadroom.model.weights.rotary_encoders import ROTARY_ENCODERS
 from kvheadroom.model.weights.sourced import SOURCED
 from kvheadroom.model.weights.sparse_layers import SPARSE_LAYERS
 from kvheadroom.model.weights.speech import SPEECH
-from kvheadroom.model.weights.towers import TOWERS
 from kvheadroom.model.weights.vision import VISION
 from kvheadroom.model.weights.wrappers import Wrapper
 
@@ -63,7 +63,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 WRAPPERS: Final[Mapping[str, Wrapper]] = {
     **VISION,
-    **TOWERS,
+    **NEWER_TOWERS,
     **DIFFUSION,
     **SOURCED,
     **SPEECH,

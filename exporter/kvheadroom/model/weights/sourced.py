@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvheadroom.errors import ModelConfigError
-from kvheadroom.model.weights.family import Ends, Family
+from kvheadroom.model.weights.family import UNTIED, Family
 from kvheadroom.model.weights.feed_forward import layer
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.latent import one_key_attention, stream_experts, stream_mixing
@@ -13,11 +13,10 @@ from kvheadroom.model.weights.parts import (
     Part,
     Ranks,
     Tensor,
-    column,
     norm,
     replicated,
-    row,
 )
+from kvheadroom.model.weights.tower_parts import narrow, seen, text_width, wide
 from kvheadroom.model.weights.wrappers import Tower, Wrapper
 
 _CHANNELS: Final = 3
@@ -58,14 +57,14 @@ def _attention(c: Fields, r: Ranks, index: int) -> list[Part]:
 
 def _tower(c: Fields, r: Ranks) -> list[Part]:
     """Return the encoder, the projector behind it and the tokens that frame an image."""
-    v, text = c.part("vision_config"), c.part("text_config").hidden
+    v, text = seen(c), text_width(c)
     width, inner = v.hidden, v.whole("intermediate_size")
     patch = _CHANNELS * v.whole("patch_size") ** 2
     block: list[Part] = [
-        column(r, "vision.attn.wqkv", width, width, width, width, bias=True, quantizable=False),
-        row(r, "vision.attn.wo", width, width, bias=True, quantizable=False),
-        column(r, "vision.mlp.w1", width, inner, inner, quantizable=False),
-        row(r, "vision.mlp.w2", inner, width, quantizable=False),
+        wide(r, width, width, width, width),
+        narrow(r, width, width),
+        wide(r, width, inner, inner, bias=False),
+        narrow(r, inner, width, bias=False),
         norm(2 * width),
     ]
     merged = width * v.whole("downsample_ratio") ** 2
@@ -74,8 +73,8 @@ def _tower(c: Fields, r: Ranks) -> list[Part]:
         Tensor((patch + 1) * width),
         *block * v.count("num_hidden_layers"),
         norm(width),
-        column(r, "aligner.w1", merged, text, bias=True, quantizable=False),
-        row(r, "aligner.w2", text, text, bias=True, quantizable=False),
+        wide(r, merged, text),
+        narrow(r, text, text),
     ]
 
 
@@ -89,9 +88,7 @@ def _image_bias(c: Fields, _r: Ranks, _index: int) -> list[Part]:
 SOURCED: Final[Mapping[str, Wrapper]] = {
     "DeepseekV41ForCausalLM": Wrapper(
         (Tower(_tower),),
-        family=Family(
-            layer(_attention, stream_experts, _image_bias, stream_mixing), Ends(embedding="first")
-        ),
+        family=Family(layer(_attention, stream_experts, _image_bias, stream_mixing), UNTIED),
         defaults={"vision_config": _VISION_DEFAULTS},
         # Images are routed by a bias of their own.
         outer_fields=("vision_config",),

@@ -175,12 +175,20 @@ def qwen3(v: Fields, r: Ranks) -> list[Part]:
     merger = _merger(r, merged, v.whole("out_hidden_size"))
     deep = len(v.per_layer("deepstack_visual_indexes"))
     return [
-        _frames(v, width),
-        Tensor(width + v.whole("num_position_embeddings") * width),
-        *encoder_layer(r, width, v.whole("intermediate_size")) * v.layers("depth"),
+        *qwen3_layers(v, r),
         *merger,
         norm(width, bias=True),
         *[*merger, norm(merged, bias=True)] * deep,
+    ]
+
+
+def qwen3_layers(v: Fields, r: Ranks) -> list[Part]:
+    """Return Qwen3-VL's encoder without what merges its patches."""
+    width = v.hidden
+    return [
+        _frames(v, width),
+        Tensor(width + v.whole("num_position_embeddings") * width),
+        *encoder_layer(r, width, v.whole("intermediate_size")) * v.layers("depth"),
     ]
 
 

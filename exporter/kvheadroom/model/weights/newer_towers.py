@@ -6,49 +6,38 @@ from math import log, prod
 from typing import Final
 
 from kvheadroom.errors import ModelConfigError
-from kvheadroom.model.weights.dense import DENSE
+from kvheadroom.model.weights.bailing import BAILING
 from kvheadroom.model.weights.experts import EXPERTS
 from kvheadroom.model.weights.family import Extra, Family
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.gated_attention import COMPASS, COSMOS_EDGE, MUSE
 from kvheadroom.model.weights.indexed import GLM5_NEXT, INKLING, MINIMAX_M3, QWEN4_EXP
 from kvheadroom.model.weights.kimi import KIMI_LINEAR
-from kvheadroom.model.weights.parts import Part, Ranks, Tensor, column, norm, row
+from kvheadroom.model.weights.parts import Part, Ranks, Tensor, norm
+from kvheadroom.model.weights.tower_parts import (
+    encoder_layer,
+    narrow,
+    seen,
+    text_width,
+    wide,
+)
 from kvheadroom.model.weights.vision import qwen3_tower
-from kvheadroom.model.weights.wrappers import Tower, Wrapper
+from kvheadroom.model.weights.vision_towers import qwen3_layers
+from kvheadroom.model.weights.wrappers import Tower, Wrapper, by_request, watching
 
 _CHANNELS: Final = 3
 _SCALE_CHANNELS: Final = 64
 
 
-def _column(r: Ranks, name: str, inputs: int, *outputs: int, bias: bool = True) -> Part:
-    return column(r, f"visual.{name}", inputs, *outputs, bias=bias, quantizable=False)
-
-
-def _row(r: Ranks, name: str, inputs: int, outputs: int, *, bias: bool = True) -> Part:
-    return row(r, f"visual.{name}", inputs, outputs, bias=bias, quantizable=False)
-
-
-def _biased_block(r: Ranks, width: int, inner: int) -> list[Part]:
-    """Return one layer of a vision transformer with biases everywhere."""
-    return [
-        _column(r, "attn.qkv", width, width, width, width),
-        _row(r, "attn.proj", width, width),
-        _column(r, "mlp.fc1", width, inner),
-        _row(r, "mlp.fc2", inner, width),
-        norm(2 * width, bias=True),
-    ]
-
-
 def _muse_tower(c: Fields, r: Ranks) -> list[Part]:
-    v = c.part("vision_config")
+    v = seen(c)
     width, inner = v.hidden, v.whole("intermediate_size")
     patch = v.whole("patch_temporal") * _CHANNELS * v.whole("patch_size") ** 2
     adapter = v.whole("adapter_dim")
-    text = c.part("text_config").hidden
+    text = text_width(c)
     block: list[Part] = [
-        _column(r, "attn.qkv_proj", width, width, width, width),
-        _row(r, "attn.o_proj", width, width),
+        wide(r, width, width, width, width),
+        narrow(r, width, width),
         # The dense layers are whole on every rank.
         Tensor(2 * width * inner + inner + width),
         norm(2 * width, bias=True),
@@ -77,18 +66,18 @@ _MUSE_DEFAULTS: Final = {
 
 def _edge_tower(c: Fields, r: Ranks) -> list[Part]:
     """Return SigLIP 2 and the projector that merges its patches."""
-    v, p = c.part("vision_config"), c.part("projector_config")
+    v, p = seen(c), c.part("projector_config")
     width, patch = v.hidden, _CHANNELS * v.whole("patch_size") ** 2
     merge = p.whole("spatial_merge_size") ** 2
     inner, out = p.whole("merger_intermediate_size"), p.whole("out_hidden_size")
-    block = _biased_block(r, width, v.whole("intermediate_size"))
+    block = encoder_layer(r, width, v.whole("intermediate_size"))
     return [
         Tensor((patch + 1 + v.whole("num_patches")) * width),
         *block * v.layers("num_hidden_layers"),
         norm(width, bias=True),
         norm(width * (merge if p.says("use_postshuffle_norm") else 1), bias=True),
-        _column(r, "projector.linear_fc1", width * merge, inner),
-        _row(r, "projector.linear_fc2", inner, out),
+        wide(r, width * merge, inner),
+        narrow(r, inner, out),
     ]
 
 
@@ -107,17 +96,17 @@ _EDGE_PROJECTOR: Final = {
 
 
 def _glm_tower(c: Fields, r: Ranks) -> list[Part]:
-    v = c.part("vision_config")
+    v = seen(c)
     width, inner, out = v.hidden, v.whole("intermediate_size"), v.whole("out_hidden_size")
     merge = v.whole("spatial_merge_size") ** 2
     patch = v.whole("in_channels") * v.whole("temporal_patch_size") * v.whole("patch_size") ** 2
-    wide, head = v.whole("projection_intermediate_size"), width // v.whole("num_heads")
+    merged, head = v.whole("projection_intermediate_size"), width // v.whole("num_heads")
     bias = v.says("attention_bias")
     block: list[Part] = [
-        _column(r, "attn.qkv", width, width, width, width, bias=bias),
-        _row(r, "attn.proj", width, width, bias=bias),
-        _column(r, "mlp.gate_up_proj", width, inner, inner),
-        _row(r, "mlp.down_proj", inner, width),
+        wide(r, width, width, width, width, bias=bias),
+        narrow(r, width, width, bias=bias),
+        wide(r, width, inner, inner),
+        narrow(r, inner, width),
         norm(2 * width + 2 * head),
     ]
     return [
@@ -125,10 +114,10 @@ def _glm_tower(c: Fields, r: Ranks) -> list[Part]:
         *block * v.layers("depth"),
         norm(width),
         Tensor((width * merge + 1) * out),
-        _column(r, "merger.proj", out, out, bias=False),
+        wide(r, out, out, bias=False),
         norm(out, bias=True),
-        _column(r, "merger.gate_up_proj", out, wide, wide, bias=False),
-        _row(r, "merger.down_proj", wide, out, bias=False),
+        wide(r, out, merged, merged, bias=False),
+        narrow(r, merged, out, bias=False),
     ]
 
 
@@ -148,26 +137,26 @@ _GLM_DEFAULTS: Final = {
 
 
 def _m3_tower(c: Fields, r: Ranks) -> list[Part]:
-    v = c.part("vision_config")
-    width, text = v.hidden, c.part("text_config").hidden
+    v = seen(c)
+    width, text = v.hidden, text_width(c)
     squeeze = v.part("img_token_compression_config")
     merge, frames = squeeze.whole("spatial_merge_size"), squeeze.whole("temporal_patch_size")
     inner = c.whole("projector_hidden_size", default=text)
-    block = _biased_block(r, width, v.whole("intermediate_size"))
+    block = encoder_layer(r, width, v.whole("intermediate_size"))
     patch = v.whole("num_channels", default=_CHANNELS) * frames * v.whole("patch_size") ** 2
     return [
         Tensor(patch * width),
         norm(width, bias=True),
         *block * v.layers("num_hidden_layers"),
-        _column(r, "projector.linear_1", width, inner),
-        _row(r, "projector.linear_2", inner, text),
-        _column(r, "patch_merge_mlp.linear_1", text * merge**2, inner),
-        _row(r, "patch_merge_mlp.linear_2", inner, text),
+        wide(r, width, inner),
+        narrow(r, inner, text),
+        wide(r, text * merge**2, inner),
+        narrow(r, inner, text),
     ]
 
 
 def _kimi_tower(c: Fields, r: Ranks) -> list[Part]:
-    v = c.part("vision_config")
+    v = seen(c)
     width, inner, attention = (
         v.whole("vt_hidden_size"),
         v.whole("vt_intermediate_size"),
@@ -176,14 +165,14 @@ def _kimi_tower(c: Fields, r: Ranks) -> list[Part]:
     if v.get("norm_type") != "rmsnorm" or v.get("mlp_type") != "mlp2":
         raise ModelConfigError(f"{c.architecture}: vision_config has an unknown norm or mlp type")
     linear, own = v.says("linear_bias"), v.says("attn_bias")
-    text = c.part("text_config").hidden
+    text = text_width(c)
     kernel = v.per_layer("merge_kernel_size") or (2, 2)
     merged = width * prod(int(side) for side in kernel)
     block: list[Part] = [
-        _column(r, "wqkv", width, attention, attention, attention, bias=own),
-        _row(r, "wo", attention, width, bias=own),
-        _column(r, "mlp.fc0", width, inner, bias=linear),
-        _row(r, "mlp.fc1", inner, width, bias=linear),
+        wide(r, width, attention, attention, attention, bias=own),
+        narrow(r, attention, width, bias=own),
+        wide(r, width, inner, bias=linear),
+        narrow(r, inner, width, bias=linear),
         norm(2 * width),
     ]
     patch = _CHANNELS * v.whole("patch_size") ** 2 + v.says("patch_embed_proj_bias")
@@ -216,7 +205,7 @@ def _mimo_tower(c: Fields, r: Ranks) -> list[Part]:
             f"{c.architecture}: the parameters of its audio encoder are not known; the sizes in "
             "its safetensors headers would settle them"
         )
-    v = c.part("vision_config")
+    v = seen(c)
     width, inner, out = v.hidden, v.whole("intermediate_size"), v.whole("out_hidden_size")
     heads, kv = v.whole("num_heads"), v.whole("num_key_value_heads", default=v.whole("num_heads"))
     dim, merged = v.whole("qk_channels"), width * v.whole("spatial_merge_size") ** 2
@@ -224,16 +213,16 @@ def _mimo_tower(c: Fields, r: Ranks) -> list[Part]:
     parts: list[Part] = [
         Tensor(width * frames * v.whole("patch_size") ** 2),
         norm(width),
-        _column(r, "merger.fc1", merged, merged, bias=False),
-        _row(r, "merger.fc2", merged, out, bias=False),
+        wide(r, merged, merged, bias=False),
+        narrow(r, merged, out, bias=False),
     ]
     depth, kinds = v.layers("depth"), v.per_layer("vit_window_attn_types")
     for index in range(depth):
         parts += [
-            _column(r, "attn.qkv", width, heads * dim, kv * dim, kv * dim),
-            _row(r, "attn.proj", heads * dim, width),
-            _column(r, "mlp.gate_up_proj", width, inner, inner),
-            _row(r, "mlp.down_proj", inner, width),
+            wide(r, width, heads * dim, kv * dim, kv * dim),
+            narrow(r, heads * dim, width),
+            wide(r, width, inner, inner),
+            narrow(r, inner, width),
             norm(2 * width),
         ]
         windowed = index < len(kinds) and kinds[index] != -1
@@ -266,6 +255,18 @@ _QWEN4_DEFAULTS: Final = {
     "num_position_embeddings": 2304,
 }
 _QWEN3_DEFAULTS: Final = {**_QWEN4_DEFAULTS, "deepstack_visual_indexes": (8, 16, 24)}
+
+
+def _bailing_tower(c: Fields, r: Ranks) -> list[Part]:
+    """Return Qwen3-VL's encoder, whose patches only a norm merges, and a projector behind it."""
+    v, text = seen(c), text_width(c)
+    merged = v.hidden * v.whole("spatial_merge_size", default=2) ** 2
+    return [
+        *qwen3_layers(v, r),
+        norm(v.hidden, bias=True),
+        wide(r, merged, text),
+        narrow(r, text, text),
+    ]
 
 
 def _factors(number: int) -> list[int]:
@@ -303,7 +304,7 @@ def _patch_scales(patch: int, frames: int, channels: int, layers: int) -> list[t
 def _inkling_towers(c: Fields, _r: Ranks) -> list[Part]:
     """Return the layers that fold a patch of an image, and the table of sounds."""
     parts: list[Part] = []
-    v = c.part("vision_config")
+    v = seen(c)
     if v.get("decoder_dmodel") is not None:
         width = v.whole("decoder_dmodel")
         scales = _patch_scales(
@@ -324,22 +325,26 @@ def _inkling_towers(c: Fields, _r: Ranks) -> list[Part]:
     return parts
 
 
-def _seeing(
-    family: Family, tower: Extra, *, section: str | None = "vision_config", **defaults: object
-) -> Wrapper:
+def _seeing(family: Family, tower: Extra, **defaults: object) -> Wrapper:
     """Return *family* with an encoder before it."""
-    return Wrapper((Tower(tower, section=section),), family=family, defaults=defaults)
+    return Wrapper((Tower(tower),), family=family, defaults=defaults)
 
 
-TOWERS: Final[Mapping[str, Wrapper]] = {
+NEWER_TOWERS: Final[Mapping[str, Wrapper]] = {
+    "BailingMoeV3VLForConditionalGeneration": _seeing(
+        BAILING["BailingMoeV3ForCausalLM"], _bailing_tower, vision_config=_QWEN4_DEFAULTS
+    ),
     "CohereCompassForConditionalGeneration": _seeing(
         COMPASS, qwen3_tower, vision_config=_QWEN3_DEFAULTS
     ),
     "Cosmos3EdgeForConditionalGeneration": _seeing(
         COSMOS_EDGE, _edge_tower, vision_config=_EDGE_VISION, projector_config=_EDGE_PROJECTOR
     ),
-    "Cosmos3ForConditionalGeneration": _seeing(
-        DENSE["Qwen3ForCausalLM"], qwen3_tower, vision_config=_QWEN3_DEFAULTS
+    "Cosmos3ForConditionalGeneration": Wrapper(
+        (by_request(watching(qwen3_tower)),),
+        "Qwen3ForCausalLM",
+        tied=False,
+        defaults={"vision_config": _QWEN3_DEFAULTS},
     ),
     "Glm5NextForConditionalGeneration": _seeing(GLM5_NEXT, _glm_tower, vision_config=_GLM_DEFAULTS),
     "InklingForConditionalGeneration": _seeing(INKLING, _inkling_towers),
