@@ -14,6 +14,7 @@ import pytest
 
 from kvheadroom.engine.capacity import Allocation, allocate
 from kvheadroom.engine.options import Device, EngineOptions, Speculation
+from kvheadroom.engine.refusal import Refusal
 from kvheadroom.errors import KvHeadroomError, ModelConfigError
 from kvheadroom.model.config import read_model
 from kvheadroom.model.facts import read_facts
@@ -149,6 +150,22 @@ def test_what_no_kernel_serves_is_refused(name: str, capability: str, kv_cache_d
     except KvHeadroomError:
         return
     assert not isinstance(found, Allocation)
+
+
+@pytest.mark.parametrize("name", ["rnj1", "rnj1-full"])
+def test_attention_to_the_chunk_before_needs_its_kernel(name: str) -> None:
+    """RNJ-1 ends vLLM's start with the backend that would be chosen; the refusal says which serves.
+
+    Expected: vLLM 0.32's ``Attention`` layer, built for a GPU of compute capability 9.0, which
+    asserts the backend or fails on an argument that only one backend takes.
+    """
+    case = {"capability": "9.0", "tp": 1, "kv_cache_dtype": "auto", "mamba_cache_mode": "none"}
+
+    found = allocate(model(name), options_of(case), MEMORY)
+
+    assert isinstance(found, Refusal)
+    assert "FLASH_ATTN" in found.message
+    assert "--attention-backend TRITON_ATTN" in found.message
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ from kvheadroom.model.layers import (
 # Up to here every fp8 cache of a sparse latent model was the packed one.
 _PACKED_ONLY_ONE_BACKEND_SINCE: Final[Version] = (0, 19, 0)
 
+_LOOKS_BACK: Final = "TRITON_ATTN"
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
@@ -118,6 +120,11 @@ def kernel_of(layer: Layer, server: ServerKernels, *, skipped: bool = False) -> 
         raise ConfigError(
             f"no attention backend serves head size {asked.head_dim}, dtype {asked.dtype} and "
             f"cache dtype {asked.kv_dtype} on compute capability {major}.{minor}"
+        )
+    if query.traits.looks_back and backend.name != _LOOKS_BACK:
+        raise ConfigError(
+            f"vLLM takes {backend.name}, which cannot attend to the chunk before and ends the "
+            f"start; --attention-backend {_LOOKS_BACK} serves this model"
         )
     return Kernel(backend, _stored_dtype(asked, backend, server.version))
 

@@ -328,6 +328,7 @@ def _traits(config: Config, text: Config, blocks: tuple[Block, ...]) -> KernelTr
         image_prefix=str(config.get("model_type")) in _IMAGE_PREFIX_TYPES,
         mixed_head_dims=len(dims) > 1,
         looks_ahead=_architecture(config) == "DiffusionGemmaForBlockDiffusion",
+        looks_back=_architecture(config) == "Rnj1ForCausalLM",
     )
 
 

@@ -194,6 +194,7 @@ class KernelTraits:
         image_prefix: The tokens of one image see each other both ways.
         mixed_head_dims: Heads differ in size from layer to layer.
         looks_ahead: Some tokens of a batch see those behind them, others do not.
+        looks_back: Chunks of tokens see the chunk before.
     """
 
     query_heads: int = 0
@@ -205,6 +206,7 @@ class KernelTraits:
     image_prefix: bool = False
     mixed_head_dims: bool = False
     looks_ahead: bool = False
+    looks_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
