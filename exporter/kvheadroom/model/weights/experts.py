@@ -1,12 +1,13 @@
 """Decoders whose feed-forward layers are routed experts, attention over grouped heads."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from kvheadroom.model.weights.attention import Heads, grouped_attention
 from kvheadroom.model.weights.dense import has_sinks
 from kvheadroom.model.weights.family import EVERY_STAGE, UNTIED, UNTIED_EVERY_STAGE, Ends, Family
-from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
+from kvheadroom.model.weights.feed_forward import either, gated, layer, routed, shared_experts
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import (
     FLOAT32,
@@ -35,18 +36,8 @@ def after_dense_layers(c: Fields, index: int) -> bool:
     return index >= first and index % step == 0
 
 
-def shared_width(c: Fields) -> int:
-    """Return the width of the experts that every token passes."""
-    return c.whole("moe_intermediate_size") * c.whole("n_shared_experts")
-
-
-def optional_shared(c: Fields, r: Ranks, index: int) -> list[Part]:
-    """Return the shared experts of a layer that may have none."""
-    if not c.count("n_shared_experts"):
-        return []
-    return gated(shared_width, name="mlp.shared_experts")(c, r, index)
-
-
+OPTIONAL_SHARED: Final = shared_experts("n_shared_experts")
+"""The shared experts of a layer that may have none."""
 QWEN_SHARED: Final = gated("shared_expert_intermediate_size", name="mlp.shared_expert")
 
 
@@ -177,7 +168,7 @@ _GLM4_MOE: Final = Family(
             routed(
                 "n_routed_experts",
                 "moe_intermediate_size",
-                shared=optional_shared,
+                shared=OPTIONAL_SHARED,
                 router_bytes=FLOAT32,
                 correction=True,
             ),
@@ -236,11 +227,11 @@ EXPERTS: Final[Mapping[str, Family]] = {
             grouped_attention(),
             either(
                 after_dense_layers,
-                routed("n_routed_experts", "moe_intermediate_size", shared=optional_shared),
+                routed("n_routed_experts", "moe_intermediate_size", shared=OPTIONAL_SHARED),
                 gated(),
             ),
         ),
-        Ends(embedding="first"),
+        UNTIED,
     ),
     "FlexOlmoForCausalLM": Family(
         layer(
@@ -256,7 +247,7 @@ EXPERTS: Final[Mapping[str, Family]] = {
             BLOCK_SPARSE,
             norm_bias=True,
         ),
-        Ends(embedding="every", head="every", norm="every", norm_bias=True, head_bias=True),
+        replace(UNTIED_EVERY_STAGE, norm_bias=True, head_bias=True),
         {"attention_bias": True},
     ),
     "Ernie4_5_MoeForCausalLM": Family(
@@ -284,7 +275,7 @@ EXPERTS: Final[Mapping[str, Family]] = {
             ),
             either(
                 after_dense_layers,
-                routed("n_routed_experts", "moe_intermediate_size", shared=optional_shared),
+                routed("n_routed_experts", "moe_intermediate_size", shared=OPTIONAL_SHARED),
                 gated(),
             ),
         )

@@ -66,6 +66,19 @@ def plain(
     return block
 
 
+def shared_experts(count: str, width: str = "moe_intermediate_size") -> Block:
+    """Describe the dense layer as wide as the field *count*'s experts of *width*, if any."""
+
+    def block(c: Fields, r: Ranks, layer: int) -> list[Part]:
+        experts = c.count(count)
+        if not experts:
+            return []
+        inner = experts * c.whole(width)
+        return gated(lambda _c: inner, name="mlp.shared_experts")(c, r, layer)
+
+    return block
+
+
 def routed(
     count: Size,
     width: Size,

@@ -7,9 +7,16 @@ from typing import Final
 from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.own_fields import OWN_FIELDS
 from kvheadroom.model.weights.attention import Heads, grouped_attention
-from kvheadroom.model.weights.experts import after_dense_layers, sparse_by_step
+from kvheadroom.model.weights.experts import OPTIONAL_SHARED, after_dense_layers, sparse_by_step
 from kvheadroom.model.weights.family import EVERY_STAGE, UNTIED_EVERY_STAGE, Ends, Family
-from kvheadroom.model.weights.feed_forward import either, gated, layer, plain, routed
+from kvheadroom.model.weights.feed_forward import (
+    either,
+    gated,
+    layer,
+    plain,
+    routed,
+    shared_experts,
+)
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.gemma import GEMMA3
 from kvheadroom.model.weights.parts import (
@@ -81,15 +88,12 @@ def _router(c: Fields, experts: int, name: str) -> list[Part]:
     return [*parts, Tensor(experts, FLOAT32)] if c.says("moe_gate_bias") else parts
 
 
-def _horizon_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
-    shared = c.count("num_shared_experts")
-    width = shared * c.whole("moe_intermediate_size")
-    return routed(
-        "num_experts",
-        "moe_intermediate_size",
-        shared=gated(lambda _c: width, name="mlp.shared_experts") if shared else None,
-        correction="moe_gate_bias",
-    )(c, r, index)
+_HORIZON_EXPERTS: Final = routed(
+    "num_experts",
+    "moe_intermediate_size",
+    shared=shared_experts("num_shared_experts"),
+    correction="moe_gate_bias",
+)
 
 
 def _pangu_attention(c: Fields, r: Ranks, _index: int) -> list[Part]:
@@ -109,12 +113,6 @@ def _pangu_attention(c: Fields, r: Ranks, _index: int) -> list[Part]:
         norm(dim),
         Tensor(c.whole("param_sink_number") * kv * sunk),
     ]
-
-
-def _pangu_shared(c: Fields, r: Ranks, index: int) -> list[Part]:
-    shared = c.count("n_shared_experts")
-    width = shared * c.whole("moe_intermediate_size")
-    return gated(lambda _c: width, name="mlp.shared_experts")(c, r, index) if shared else []
 
 
 def _pangu_norms(c: Fields, _r: Ranks, _index: int) -> list[Part]:
@@ -157,7 +155,7 @@ GATED_ATTENTION: Final[Mapping[str, Family]] = {
         layer(grouped_attention(heads=_even_heads), gated(), _loop_gate), EVERY_STAGE, _TIED
     ),
     "K2HorizonForCausalLM": Family(
-        layer(_horizon_attention, either(sparse_by_step, _horizon_experts, gated())),
+        layer(_horizon_attention, either(sparse_by_step, _HORIZON_EXPERTS, gated())),
         EVERY_STAGE,
         _TIED,
     ),
@@ -170,7 +168,7 @@ GATED_ATTENTION: Final[Mapping[str, Family]] = {
                 routed(
                     "n_routed_experts",
                     "moe_intermediate_size",
-                    shared=_pangu_shared,
+                    shared=OPTIONAL_SHARED,
                     correction="router_enable_expert_bias",
                 ),
                 gated(bias="mlp_bias"),

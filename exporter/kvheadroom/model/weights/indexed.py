@@ -6,11 +6,11 @@ from typing import Final
 
 from kvheadroom.model.own_fields import OWN_FIELDS
 from kvheadroom.model.weights.attention import latent_attention
-from kvheadroom.model.weights.experts import after_dense_layers, optional_shared, qwen_routed
+from kvheadroom.model.weights.experts import OPTIONAL_SHARED, after_dense_layers, qwen_routed
 from kvheadroom.model.weights.family import UNTIED, Ends, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
-from kvheadroom.model.weights.latent import indexer, stream_mixing
+from kvheadroom.model.weights.latent import indexer, stream_head, stream_mixing
 from kvheadroom.model.weights.parts import (
     FLOAT32,
     Experts,
@@ -159,11 +159,8 @@ def _hy_streams(c: Fields, _r: Ranks, _index: int) -> list[Part]:
     return [Tensor(2 * (2 * streams * (streams * c.hidden + 1) + 2), FLOAT32)]
 
 
-def _hy_head(c: Fields, _r: Ranks) -> list[Part]:
-    if not c.says("enable_ihc"):
-        return []
-    streams = c.whole("hc_mult")
-    return [Tensor(streams * (streams * c.hidden + 1) + 1, FLOAT32)]
+def _hy_head(c: Fields, r: Ranks) -> list[Part]:
+    return stream_head(c, r) if c.says("enable_ihc") else []
 
 
 def _glm_is_linear(c: Fields, index: int) -> bool:
@@ -273,7 +270,7 @@ def _note_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
 
 
 _DEEPSEEK_EXPERTS: Final = routed(
-    "n_routed_experts", "moe_intermediate_size", shared=optional_shared, correction=True
+    "n_routed_experts", "moe_intermediate_size", shared=OPTIONAL_SHARED, correction=True
 )
 
 MINIMAX_M3: Final = Family(
@@ -331,7 +328,7 @@ INDEXED: Final[Mapping[str, Family]] = {
                 routed(
                     "n_routed_experts",
                     "moe_intermediate_size",
-                    shared=optional_shared,
+                    shared=OPTIONAL_SHARED,
                     router_bytes=FLOAT32,
                     correction=True,
                 ),

@@ -7,7 +7,7 @@ from typing import Final
 from kvheadroom.model.weights.attention import latent_attention
 from kvheadroom.model.weights.experts import after_dense_layers
 from kvheadroom.model.weights.family import UNTIED, Family
-from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
+from kvheadroom.model.weights.feed_forward import either, gated, layer, routed, shared_experts
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import (
     Experts,
@@ -35,18 +35,13 @@ def _full_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
     return parts
 
 
-def _shared_width(c: Fields) -> int:
-    return c.whole("moe_intermediate_size") * c.whole("num_shared_experts")
-
-
 def _experts(c: Fields, r: Ranks, index: int) -> list[Part]:
     """Return experts, whose input and output may be projected to a width of their own."""
     narrow = c.count("routed_expert_hidden_size")
-    shared = c.count("num_shared_experts")
     parts = routed(
         "num_experts",
         "moe_intermediate_size",
-        shared=gated(_shared_width, name="mlp.shared_experts") if shared else None,
+        shared=shared_experts("num_shared_experts"),
         correction=True,
     )(c, r, index)
     parts = [_stored(part, r, narrow) for part in parts]

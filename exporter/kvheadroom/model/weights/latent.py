@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from kvheadroom.model.weights.attention import grouped_attention, latent_attention
-from kvheadroom.model.weights.experts import after_dense_layers, optional_shared
+from kvheadroom.model.weights.experts import OPTIONAL_SHARED, after_dense_layers
 from kvheadroom.model.weights.family import EVERY_STAGE, UNTIED, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
@@ -38,7 +38,7 @@ def _experts(c: Fields, r: Ranks, index: int) -> list[Part]:
     return routed(
         "n_routed_experts",
         "moe_intermediate_size",
-        shared=optional_shared,
+        shared=OPTIONAL_SHARED,
         router_bytes=FLOAT32 if c.architecture in _FLOAT32_ROUTERS else None,
         correction=_chooses_without_groups(c),
     )(c, r, index)
@@ -81,7 +81,7 @@ def _pangu_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
     return routed(
         "n_routed_experts",
         "moe_intermediate_size",
-        shared=optional_shared,
+        shared=OPTIONAL_SHARED,
         correction="router_enable_expert_bias",
     )(c, r, index)
 
@@ -150,7 +150,7 @@ def stream_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
         "n_routed_experts",
         "moe_intermediate_size",
         name="ffn",
-        shared=optional_shared,
+        shared=OPTIONAL_SHARED,
         correction=not hashed and _chooses_without_groups(c),
     )(c, r, index)
     if hashed:
@@ -165,7 +165,8 @@ def stream_mixing(c: Fields, _r: Ranks, _index: int) -> list[Part]:
     return [Tensor(2 * (mixes * (streams * c.hidden + 1) + 3), FLOAT32)]
 
 
-def _v4_head(c: Fields, _r: Ranks) -> list[Part]:
+def stream_head(c: Fields, _r: Ranks) -> list[Part]:
+    """Return what makes one stream of the parallel ones."""
     streams = c.whole("hc_mult")
     return [Tensor(streams * (streams * c.hidden + 1) + 1, FLOAT32)]
 
@@ -200,7 +201,7 @@ LATENT: Final[Mapping[str, Family]] = {
     "DeepseekV32ForCausalLM": _SPARSE,
     "GlmMoeDsaForCausalLM": _SPARSE,
     "DeepseekV4ForCausalLM": Family(
-        layer(_v4_attention, stream_experts, stream_mixing), UNTIED, every=_v4_head
+        layer(_v4_attention, stream_experts, stream_mixing), UNTIED, every=stream_head
     ),
     "MiniCPM3ForCausalLM": Family(
         layer(_minicpm3_attention, gated()),

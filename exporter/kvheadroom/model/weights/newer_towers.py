@@ -6,9 +6,10 @@ from math import log, prod
 from typing import Final
 
 from kvheadroom.errors import ModelConfigError
+from kvheadroom.model.weights import vision_towers as towers
 from kvheadroom.model.weights.bailing import BAILING
 from kvheadroom.model.weights.experts import EXPERTS
-from kvheadroom.model.weights.family import Extra, Family
+from kvheadroom.model.weights.family import Family
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.gated_attention import COMPASS, COSMOS_EDGE, MUSE
 from kvheadroom.model.weights.indexed import GLM5_NEXT, INKLING, MINIMAX_M3, QWEN4_EXP
@@ -22,8 +23,7 @@ from kvheadroom.model.weights.tower_parts import (
     wide,
 )
 from kvheadroom.model.weights.vision import qwen3_tower
-from kvheadroom.model.weights.vision_towers import qwen3_layers
-from kvheadroom.model.weights.wrappers import Tower, Wrapper, by_request, watching
+from kvheadroom.model.weights.wrappers import Tower, Wrapper, by_request, kept, watching
 
 _CHANNELS: Final = 3
 _SCALE_CHANNELS: Final = 64
@@ -67,16 +67,12 @@ _MUSE_DEFAULTS: Final = {
 def _edge_tower(c: Fields, r: Ranks) -> list[Part]:
     """Return SigLIP 2 and the projector that merges its patches."""
     v, p = seen(c), c.part("projector_config")
-    width, patch = v.hidden, _CHANNELS * v.whole("patch_size") ** 2
     merge = p.whole("spatial_merge_size") ** 2
     inner, out = p.whole("merger_intermediate_size"), p.whole("out_hidden_size")
-    block = encoder_layer(r, width, v.whole("intermediate_size"))
     return [
-        Tensor((patch + 1 + v.whole("num_patches")) * width),
-        *block * v.layers("num_hidden_layers"),
-        norm(width, bias=True),
-        norm(width * (merge if p.says("use_postshuffle_norm") else 1), bias=True),
-        wide(r, width * merge, inner),
+        *towers.siglip_of_any_size(v, r),
+        norm(v.hidden * (merge if p.says("use_postshuffle_norm") else 1), bias=True),
+        wide(r, v.hidden * merge, inner),
         narrow(r, inner, out),
     ]
 
@@ -97,34 +93,13 @@ _EDGE_PROJECTOR: Final = {
 
 def _glm_tower(c: Fields, r: Ranks) -> list[Part]:
     v = seen(c)
-    width, inner, out = v.hidden, v.whole("intermediate_size"), v.whole("out_hidden_size")
-    merge = v.whole("spatial_merge_size") ** 2
-    patch = v.whole("in_channels") * v.whole("temporal_patch_size") * v.whole("patch_size") ** 2
-    merged, head = v.whole("projection_intermediate_size"), width // v.whole("num_heads")
-    bias = v.says("attention_bias")
-    block: list[Part] = [
-        wide(r, width, width, width, width, bias=bias),
-        narrow(r, width, width, bias=bias),
-        wide(r, width, inner, inner),
-        narrow(r, inner, width),
-        norm(2 * width + 2 * head),
-    ]
-    return [
-        Tensor((patch + 1) * width),
-        *block * v.layers("depth"),
-        norm(width),
-        Tensor((width * merge + 1) * out),
-        wide(r, out, out, bias=False),
-        norm(out, bias=True),
-        wide(r, out, merged, merged, bias=False),
-        narrow(r, merged, out, bias=False),
-    ]
+    inner, merged = v.whole("intermediate_size"), v.whole("projection_intermediate_size")
+    return towers.glm(v, r, positions=False, bias=True, inner=inner, merged=merged)
 
 
 _GLM_DEFAULTS: Final = {
     "depth": 24,
     "hidden_size": 1024,
-    "attention_bias": True,
     "num_heads": 16,
     "in_channels": 3,
     "patch_size": 14,
@@ -262,7 +237,7 @@ def _bailing_tower(c: Fields, r: Ranks) -> list[Part]:
     v, text = seen(c), text_width(c)
     merged = v.hidden * v.whole("spatial_merge_size", default=2) ** 2
     return [
-        *qwen3_layers(v, r),
+        *towers.qwen3_layers(v, r),
         norm(v.hidden, bias=True),
         wide(r, merged, text),
         narrow(r, text, text),
@@ -325,20 +300,23 @@ def _inkling_towers(c: Fields, _r: Ranks) -> list[Part]:
     return parts
 
 
-def _seeing(family: Family, tower: Extra, **defaults: object) -> Wrapper:
+def _seeing(family: Family, tower: Tower, **defaults: object) -> Wrapper:
     """Return *family* with an encoder before it."""
-    return Wrapper((Tower(tower),), family=family, defaults=defaults)
+    return Wrapper((tower,), family=family, defaults=defaults)
 
 
 NEWER_TOWERS: Final[Mapping[str, Wrapper]] = {
     "BailingMoeV3VLForConditionalGeneration": _seeing(
-        BAILING["BailingMoeV3ForCausalLM"], _bailing_tower, vision_config=_QWEN4_DEFAULTS
+        BAILING["BailingMoeV3ForCausalLM"], Tower(_bailing_tower), vision_config=_QWEN4_DEFAULTS
     ),
     "CohereCompassForConditionalGeneration": _seeing(
-        COMPASS, qwen3_tower, vision_config=_QWEN3_DEFAULTS
+        COMPASS, by_request(Tower(qwen3_tower)), vision_config=_QWEN3_DEFAULTS
     ),
     "Cosmos3EdgeForConditionalGeneration": _seeing(
-        COSMOS_EDGE, _edge_tower, vision_config=_EDGE_VISION, projector_config=_EDGE_PROJECTOR
+        COSMOS_EDGE,
+        by_request(watching(_edge_tower)),
+        vision_config=_EDGE_VISION,
+        projector_config=_EDGE_PROJECTOR,
     ),
     "Cosmos3ForConditionalGeneration": Wrapper(
         (by_request(watching(qwen3_tower)),),
@@ -346,17 +324,21 @@ NEWER_TOWERS: Final[Mapping[str, Wrapper]] = {
         tied=False,
         defaults={"vision_config": _QWEN3_DEFAULTS},
     ),
-    "Glm5NextForConditionalGeneration": _seeing(GLM5_NEXT, _glm_tower, vision_config=_GLM_DEFAULTS),
-    "InklingForConditionalGeneration": _seeing(INKLING, _inkling_towers),
+    "Glm5NextForConditionalGeneration": _seeing(
+        GLM5_NEXT, by_request(watching(_glm_tower)), vision_config=_GLM_DEFAULTS
+    ),
+    "InklingForConditionalGeneration": _seeing(INKLING, kept(_inkling_towers)),
     "KimiK3ForConditionalGeneration": _seeing(
-        KIMI_LINEAR, _kimi_tower, vision_config=_KIMI_DEFAULTS
+        KIMI_LINEAR, by_request(Tower(_kimi_tower)), vision_config=_KIMI_DEFAULTS
     ),
     "MiMoV2OmniForCausalLM": _seeing(
-        EXPERTS["MiMoV2ForCausalLM"], _mimo_tower, vision_config=_MIMO_DEFAULTS
+        EXPERTS["MiMoV2ForCausalLM"], watching(_mimo_tower), vision_config=_MIMO_DEFAULTS
     ),
-    "MiniMaxM3SparseForConditionalGeneration": _seeing(MINIMAX_M3, _m3_tower),
-    "MuseGlimmerForConditionalGeneration": _seeing(MUSE, _muse_tower, vision_config=_MUSE_DEFAULTS),
+    "MiniMaxM3SparseForConditionalGeneration": _seeing(MINIMAX_M3, by_request(watching(_m3_tower))),
+    "MuseGlimmerForConditionalGeneration": _seeing(
+        MUSE, watching(_muse_tower), vision_config=_MUSE_DEFAULTS
+    ),
     "Qwen4ExpForConditionalGeneration": _seeing(
-        QWEN4_EXP, qwen3_tower, vision_config=_QWEN4_DEFAULTS
+        QWEN4_EXP, by_request(watching(qwen3_tower)), vision_config=_QWEN4_DEFAULTS
     ),
 }

@@ -39,8 +39,10 @@ def _projection(c: Fields, _r: Ranks) -> list[Part]:
 
 def _score_beside_head(c: Fields, r: Ranks) -> list[Part]:
     """Return one row per label, and the output head that the class keeps all the same."""
-    score: list[Part] = [Tensor(labels(c) * c.hidden, FLOAT32)]
-    return score if c.tied else [*score, vocabulary(r, c.whole("vocab_size"), c.hidden)]
+    return [
+        Tensor(labels(c) * c.hidden, FLOAT32),
+        vocabulary(r, c.whole("vocab_size"), c.hidden),
+    ]
 
 
 _QWEN2: Final = DENSE["Qwen2ForCausalLM"]

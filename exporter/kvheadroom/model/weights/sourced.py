@@ -17,7 +17,7 @@ from kvheadroom.model.weights.parts import (
     replicated,
 )
 from kvheadroom.model.weights.tower_parts import narrow, seen, text_width, wide
-from kvheadroom.model.weights.wrappers import Tower, Wrapper
+from kvheadroom.model.weights.wrappers import Tower, Wrapper, by_request, kept
 
 _CHANNELS: Final = 3
 _IMAGE_TOKENS: Final = 3
@@ -56,7 +56,7 @@ def _attention(c: Fields, r: Ranks, index: int) -> list[Part]:
 
 
 def _tower(c: Fields, r: Ranks) -> list[Part]:
-    """Return the encoder, the projector behind it and the tokens that frame an image."""
+    """Return the encoder and the projector behind it."""
     v, text = seen(c), text_width(c)
     width, inner = v.hidden, v.whole("intermediate_size")
     patch = _CHANNELS * v.whole("patch_size") ** 2
@@ -69,13 +69,17 @@ def _tower(c: Fields, r: Ranks) -> list[Part]:
     ]
     merged = width * v.whole("downsample_ratio") ** 2
     return [
-        Tensor(_IMAGE_TOKENS * text, FLOAT32),
         Tensor((patch + 1) * width),
         *block * v.count("num_hidden_layers"),
         norm(width),
         wide(r, merged, text),
         narrow(r, text, text),
     ]
+
+
+def _image_frame(c: Fields, _r: Ranks) -> list[Part]:
+    """Return the tokens that frame an image."""
+    return [Tensor(_IMAGE_TOKENS * text_width(c), FLOAT32)]
 
 
 def _image_bias(c: Fields, _r: Ranks, _index: int) -> list[Part]:
@@ -87,7 +91,7 @@ def _image_bias(c: Fields, _r: Ranks, _index: int) -> list[Part]:
 
 SOURCED: Final[Mapping[str, Wrapper]] = {
     "DeepseekV41ForCausalLM": Wrapper(
-        (Tower(_tower),),
+        (by_request(Tower(_tower)), kept(_image_frame)),
         family=Family(layer(_attention, stream_experts, _image_bias, stream_mixing), UNTIED),
         defaults={"vision_config": _VISION_DEFAULTS},
         # Images are routed by a bias of their own.

@@ -5,8 +5,8 @@ from typing import Final
 
 from kvheadroom.model.weights.attention import Heads, grouped_attention
 from kvheadroom.model.weights.experts import step3_is_routed
-from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
-from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
+from kvheadroom.model.weights.family import EVERY_STAGE, UNTIED, Ends, Family
+from kvheadroom.model.weights.feed_forward import either, gated, layer, routed, shared_experts
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import FLOAT32, Block, Part, Ranks, column
 
@@ -33,19 +33,6 @@ def _after(field: str) -> Callable[[Fields, int], bool]:
     return lambda c, index: index >= c.count(field)
 
 
-def _shared(width_field: str) -> Block:
-    """Describe the ``num_shared_experts`` beside the routed ones, if there are any."""
-
-    def block(c: Fields, r: Ranks, index: int) -> list[Part]:
-        count = c.count("num_shared_experts")
-        if not count:
-            return []
-        width = count * c.whole(width_field)
-        return gated(lambda _c: width, name="mlp.shared_experts")(c, r, index)
-
-    return block
-
-
 def _experts(
     width_field: str = "moe_intermediate_size",
     *,
@@ -55,7 +42,7 @@ def _experts(
     return routed(
         "num_experts",
         width_field,
-        shared=_shared(width_field),
+        shared=shared_experts("num_shared_experts", width_field),
         router_bytes=router_bytes,
         correction=correction,
     )
@@ -132,7 +119,7 @@ SPARSE_LAYERS: Final[Mapping[str, Family]] = {
             either(_after("num_dense_layers"), _experts(router_bytes=FLOAT32), gated()),
             norms=4,
         ),
-        Ends(embedding="first"),
+        UNTIED,
         {**_HEADS_OF_128, "num_dense_layers": 1, "num_shared_experts": 2},
     ),
     "Cohere2MoeForCausalLM": Family(
@@ -207,6 +194,7 @@ SPARSE_LAYERS: Final[Mapping[str, Family]] = {
                 ),
                 gated(),
             ),
-        )
+        ),
+        Ends(never_tied=True),
     ),
 }

@@ -62,13 +62,15 @@ def qwen3_tower(c: Fields, r: Ranks) -> list[Part]:
 def _glm4v(c: Fields, r: Ranks) -> list[Part]:
     v = seen(c)
     inner, merged = v.whole("out_hidden_size"), v.whole("intermediate_size")
-    return towers.glm(v, r, positions=True, inner=inner, merged=merged)
+    bias = v.says("attention_bias")
+    return towers.glm(v, r, positions=True, bias=bias, inner=inner, merged=merged)
 
 
 def _glm_ocr(c: Fields, r: Ranks) -> list[Part]:
     v = seen(c)
     merged = c.part("text_config").whole("intermediate_size")
-    return towers.glm(v, r, positions=False, inner=v.whole("intermediate_size"), merged=merged)
+    bias, inner = v.says("attention_bias"), v.whole("intermediate_size")
+    return towers.glm(v, r, positions=False, bias=bias, inner=inner, merged=merged)
 
 
 def _llama4(c: Fields, r: Ranks) -> list[Part]:

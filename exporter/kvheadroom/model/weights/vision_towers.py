@@ -192,17 +192,18 @@ def qwen3_layers(v: Fields, r: Ranks) -> list[Part]:
     ]
 
 
-def glm(v: Fields, r: Ranks, *, positions: bool, inner: int, merged: int) -> list[Part]:
-    """Return the encoder of GLM-4.1V and GLM-OCR.
+def glm(v: Fields, r: Ranks, *, positions: bool, bias: bool, inner: int, merged: int) -> list[Part]:
+    """Return the encoder of GLM-4.1V, GLM-OCR and GLM-5-Next.
 
     Args:
         v: Its fields.
         r: The ranks.
         positions: It has learned positions and a norm behind the patches; else norms of heads.
+        bias: Attention has biases, and so has what follows where there are no positions.
         inner: Elements inside a layer's dense part.
         merged: Elements inside the merger's.
     """
-    width, out, bias = v.hidden, v.whole("out_hidden_size"), v.says("attention_bias")
+    width, out = v.hidden, v.whole("out_hidden_size")
     head_norms = norm(2 * (width // v.whole("num_heads")))
     block: list[Part] = [
         *attention(r, width, bias=bias, output_bias=bias),
@@ -212,7 +213,7 @@ def glm(v: Fields, r: Ranks, *, positions: bool, inner: int, merged: int) -> lis
     ]
     return [
         whole(_values(v), width),
-        *[Tensor(grid(v) * width + width)] * positions,
+        *([Tensor((grid(v) + 1) * width)] if positions else []),
         *block * v.layers("depth"),
         norm(width),
         whole(width * v.whole("spatial_merge_size", default=2) ** 2, out),
