@@ -19,6 +19,7 @@ from kvheadroom.errors import KvHeadroomError, ModelConfigError
 from kvheadroom.model.config import read_model
 from kvheadroom.model.facts import read_facts
 from kvheadroom.model.layers import ModelLayers
+from kvheadroom.model.weights import weights_bytes
 from kvheadroom.units import GIB
 
 EVIDENCE = Path(__file__).parent.parent / "evidence"
@@ -150,6 +151,21 @@ def test_what_no_kernel_serves_is_refused(name: str, capability: str, kv_cache_d
     except KvHeadroomError:
         return
     assert not isinstance(found, Allocation)
+
+
+@pytest.mark.parametrize("section", ["vision_config", "audio_config"])
+def test_an_encoder_that_is_not_known_is_refused_unless_left_out(section: str) -> None:
+    """dots3-note builds an encoder where its file has one and the server takes what it encodes.
+
+    Expected: vLLM 0.32's class, which looks for either section and at the limits per prompt.
+    """
+    config = configs()["dots3-note"]
+    seeing = {**config, section: {"hidden_size": 64}}
+
+    with pytest.raises(ModelConfigError, match="encoder are not known"):
+        weights_bytes(seeing)
+    everything = ["image", "video", "audio"]
+    assert weights_bytes(seeing, without=everything) == weights_bytes(config)
 
 
 @pytest.mark.parametrize("name", ["rnj1", "rnj1-full"])

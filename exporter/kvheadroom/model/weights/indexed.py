@@ -273,6 +273,9 @@ _DEEPSEEK_EXPERTS: Final = routed(
     "n_routed_experts", "moe_intermediate_size", shared=OPTIONAL_SHARED, correction=True
 )
 
+DOTS3_NOTE: Final = Family(
+    layer(_note_attention, either(after_dense_layers, _DEEPSEEK_EXPERTS, gated())), UNTIED
+)
 MINIMAX_M3: Final = Family(
     layer(
         _m3_attention,
@@ -315,9 +318,6 @@ QWEN4_EXP: Final = Family(
 )
 
 INDEXED: Final[Mapping[str, Family]] = {
-    "Dots3NoteForCausalLM": Family(
-        layer(_note_attention, either(after_dense_layers, _DEEPSEEK_EXPERTS, gated())), UNTIED
-    ),
     "Glm5NextForCausalLM": GLM5_NEXT,
     "HYV4ForCausalLM": Family(
         layer(

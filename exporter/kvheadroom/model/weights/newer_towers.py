@@ -9,10 +9,10 @@ from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.weights import vision_towers as towers
 from kvheadroom.model.weights.bailing import BAILING
 from kvheadroom.model.weights.experts import EXPERTS
-from kvheadroom.model.weights.family import Family
+from kvheadroom.model.weights.family import Extra, Family
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.gated_attention import COMPASS, COSMOS_EDGE, MUSE
-from kvheadroom.model.weights.indexed import GLM5_NEXT, INKLING, MINIMAX_M3, QWEN4_EXP
+from kvheadroom.model.weights.indexed import DOTS3_NOTE, GLM5_NEXT, INKLING, MINIMAX_M3, QWEN4_EXP
 from kvheadroom.model.weights.kimi import KIMI_LINEAR
 from kvheadroom.model.weights.parts import Part, Ranks, Tensor, norm
 from kvheadroom.model.weights.tower_parts import (
@@ -23,7 +23,7 @@ from kvheadroom.model.weights.tower_parts import (
     wide,
 )
 from kvheadroom.model.weights.vision import qwen3_tower
-from kvheadroom.model.weights.wrappers import Tower, Wrapper, by_request, kept, watching
+from kvheadroom.model.weights.wrappers import Tower, Wrapper, by_request, hearing, kept, watching
 
 _CHANNELS: Final = 3
 _SCALE_CHANNELS: Final = 64
@@ -174,12 +174,19 @@ _KIMI_DEFAULTS: Final = {
 }
 
 
-def _mimo_tower(c: Fields, r: Ranks) -> list[Part]:
-    if isinstance(c.get("audio_config"), Mapping):
+def _unknown(what: str) -> Extra:
+    """Describe an encoder that is refused by name."""
+
+    def refuse(c: Fields, _r: Ranks) -> list[Part]:
         raise ModelConfigError(
-            f"{c.architecture}: the parameters of its audio encoder are not known; the sizes in "
-            "its safetensors headers would settle them"
+            f"{c.architecture}: the parameters of its {what} are not known; the sizes in its "
+            "safetensors headers would settle them"
         )
+
+    return refuse
+
+
+def _mimo_tower(c: Fields, r: Ranks) -> list[Part]:
     v = seen(c)
     width, inner, out = v.hidden, v.whole("intermediate_size"), v.whole("out_hidden_size")
     heads, kv = v.whole("num_heads"), v.whole("num_key_value_heads", default=v.whole("num_heads"))
@@ -324,6 +331,13 @@ NEWER_TOWERS: Final[Mapping[str, Wrapper]] = {
         tied=False,
         defaults={"vision_config": _QWEN3_DEFAULTS},
     ),
+    "Dots3NoteForCausalLM": Wrapper(
+        (
+            watching(_unknown("image encoder")),
+            Tower(_unknown("audio encoder"), frozenset({"audio", "video"}), "audio_config"),
+        ),
+        family=DOTS3_NOTE,
+    ),
     "Glm5NextForConditionalGeneration": _seeing(
         GLM5_NEXT, by_request(watching(_glm_tower)), vision_config=_GLM_DEFAULTS
     ),
@@ -331,8 +345,10 @@ NEWER_TOWERS: Final[Mapping[str, Wrapper]] = {
     "KimiK3ForConditionalGeneration": _seeing(
         KIMI_LINEAR, by_request(Tower(_kimi_tower)), vision_config=_KIMI_DEFAULTS
     ),
-    "MiMoV2OmniForCausalLM": _seeing(
-        EXPERTS["MiMoV2ForCausalLM"], watching(_mimo_tower), vision_config=_MIMO_DEFAULTS
+    "MiMoV2OmniForCausalLM": Wrapper(
+        (watching(_mimo_tower), hearing(_unknown("audio encoder"))),
+        family=EXPERTS["MiMoV2ForCausalLM"],
+        defaults={"vision_config": _MIMO_DEFAULTS},
     ),
     "MiniMaxM3SparseForConditionalGeneration": _seeing(MINIMAX_M3, by_request(watching(_m3_tower))),
     "MuseGlimmerForConditionalGeneration": _seeing(
