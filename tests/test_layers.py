@@ -24,7 +24,7 @@ FLOORS = (
     {"strict_yaml"},
     {"settings"},
     {"logs", "health_check", "plan_command", "watched", "web_config"},
-    {"daemon"},
+    {"daemon", "top_command"},
     {"cli"},
     {"__main__"},
 )

@@ -208,6 +208,21 @@ def demo(profile: str, seed: int, speed: float, **given: Any) -> None:  # noqa: 
     serve_demo(Flags(**given), profile=profile, seed=seed, speed=speed)
 
 
+@main.command()
+@click.option("--url", help="A kvheadroom to ask.  [default: the one on this machine, if any]")
+@click.option("--once", is_flag=True, help="Draw once and exit, for scripts.")
+@_options(*_ENGINE_OPTIONS, *_POLL_OPTIONS)
+def top(url: str | None, once: bool, **given: Any) -> None:  # noqa: ANN401
+    """Show the node in the terminal: who holds its memory, and what is left.
+
+    Asks the kvheadroom that is served here; where none is, it watches the node itself.
+    """
+    from kvheadroom.settings import Flags  # noqa: PLC0415
+    from kvheadroom.top_command import TopFlags, run_top  # noqa: PLC0415
+
+    run_top(TopFlags(url, once, Flags(**given)))
+
+
 @main.command("check-config")
 @_options(*_ENGINE_OPTIONS, *_POLL_OPTIONS, *_WEB_OPTIONS)
 def check_config(**given: Any) -> None:  # noqa: ANN401

@@ -69,7 +69,8 @@ def _headline(node: NodeDocument) -> Text:
 def _gpu(gpu: GpuDocument, columns: int) -> Iterable[Text]:
     yield Text()
     title = Text.assemble((f"GPU {gpu.gpu}", "bold"), "  ")
-    facts = [" ".join(filter(None, (gpu.name, gpu.mig_profile)))]
+    name = (gpu.name or "").removeprefix("NVIDIA ").removeprefix("GeForce ")
+    facts = [" ".join(filter(None, (name, gpu.mig_profile)))]
     if gpu.total_bytes is not None:
         facts.append(f"{_size(gpu.used_bytes)} of {_size(gpu.total_bytes)} used")
     if gpu.utilization_ratio is not None:
@@ -104,6 +105,8 @@ def _legend(ledger: Sequence[ShareDocument], columns: int) -> Iterable[Text]:
     """Yield what the bar's segments are: one entry an owner and kind, wrapped at *columns*."""
     line = Text(" ")
     for (owner, kind), count in _summed(ledger).items():
+        if not count:
+            continue
         glyph, color = _SHADES.get(kind, _OTHER_SHADE)
         label = " ".join(filter(None, (owner, _WORDS.get(kind, kind), _size(count))))
         entry = Text.assemble(" ", (glyph if glyph != " " else "·", color), " ", label, " ")
@@ -137,11 +140,11 @@ def _summed(ledger: Sequence[ShareDocument]) -> dict[tuple[str, str], int]:
 
 def _engines(engines: Sequence[EngineDocument]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), expand=True)
-    table.add_column("ENGINE", overflow="ellipsis", no_wrap=True, ratio=1, min_width=14)
-    for heading in ("RUN", "WAIT", "PREEMPT"):
+    table.add_column("ENGINE", overflow="ellipsis", no_wrap=True, ratio=1, min_width=12)
+    for heading in ("RUN", "WAIT", "LOST"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("KV USED", no_wrap=True)
-    table.add_column("MORE REQUESTS", no_wrap=True, overflow="ellipsis", ratio=1, min_width=18)
+    table.add_column("MORE REQUESTS", no_wrap=True, overflow="ellipsis", min_width=22)
     table.add_column("LIMIT", no_wrap=True)
     table.add_column("FULL IN", justify="right", no_wrap=True)
     for engine in engines:
@@ -159,7 +162,7 @@ def _engine(engine: EngineDocument) -> tuple[RenderableType, ...]:
         _count(engine.requests_preempted),
         _usage(engine),
         ", ".join(_fits(engine.headroom)),
-        engine.limit or "-",
+        _LIMITS.get(engine.limit or "none", "?"),
         "-" if engine.exhaustion_seconds is None else format_duration(engine.exhaustion_seconds),
     )
 
@@ -188,6 +191,13 @@ def _fits(headroom: Sequence[FitDocument]) -> Iterable[str]:
             yield f"{fit.requests} {_SHORT[fit.context]}"
 
 
+_LIMITS: Final[dict[str, str]] = {
+    "kv": "KV",
+    "max_num_seqs": "seqs",
+    "token_budget": "tokens",
+    "deferred": "deferred",
+    "none": "-",
+}
 _SHORT: Final = {"observed": "seen", "max": "max"}
 
 
@@ -212,7 +222,7 @@ def _restarts(gpus: Sequence[GpuDocument]) -> Iterable[Text]:
             if not restart.starts:
                 sizes = f"wants {_size(restart.needed_bytes)}, {_size(restart.free_bytes)} free"
                 text = f"would not start again on GPU {gpu.gpu}: {sizes}"
-                yield _note(restart.engine, text, "red")
+                yield _note(restart.server, text, "red")
 
 
 def _down(sources: Sequence[SourceDocument]) -> Iterable[Text]:
