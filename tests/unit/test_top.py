@@ -129,5 +129,5 @@ def test_what_needs_a_person_is_a_sentence() -> None:
     text = " ".join(" ".join(drawn(document)).split())
 
     assert "stalled: /health answers 503" in text
-    assert "would not start again on GPU 0: wants 4.00 GiB, 1.00 GiB free" in text
+    assert "would not start again on GPU 0: asks for 4.00 GiB, would find 1.00 GiB" in text
     assert "nvml driver down: lost: fell" in text

@@ -13,8 +13,8 @@ from kvheadroom.faces.document import (
     GpuDocument,
     NodeDocument,
     ShareDocument,
-    SourceDocument,
 )
+from kvheadroom.faces.notes import Note, Weight, notes, source_notes
 from kvheadroom.units import format_bytes, format_duration
 
 NARROWEST_COLUMNS: Final = 80
@@ -45,9 +45,9 @@ def render(node: NodeDocument, columns: int) -> RenderableType:
     parts += [line for gpu in node.gpus for line in _gpu(gpu, columns)]
     if node.engines:
         parts += [Text(), _engines(node.engines)]
-    notes = [*_notes(node.engines), *_restarts(node.gpus), *_down(node.sources)]
-    if notes:
-        parts += [Text(), *notes]
+    sentences = [_sentence(note) for note in (*notes(node), *source_notes(node))]
+    if sentences:
+        parts += [Text(), *sentences]
     return Group(*parts)
 
 
@@ -201,39 +201,11 @@ _LIMITS: Final[dict[str, str]] = {
 _SHORT: Final = {"observed": "seen", "max": "max"}
 
 
-# --- what needs a sentence ------------------------------------------------------------------
+_COLORS: Final[dict[Weight, str]] = {"fault": "red", "warning": "yellow", "advice": "cyan"}
 
 
-def _notes(engines: Sequence[EngineDocument]) -> Iterable[Text]:
-    for engine in engines:
-        if engine.stalled:
-            yield _note(engine.engine, f"stalled: {engine.stall_evidence}", "red")
-        elif engine.limit not in {None, "none"} and engine.limit_evidence:
-            yield _note(engine.engine, f"{engine.limit} binds: {engine.limit_evidence}", "yellow")
-        if engine.boot_change:
-            yield _note(engine.engine, engine.boot_change, "yellow")
-        for advice in engine.advice:
-            yield _note(engine.engine, advice, "cyan")
-
-
-def _restarts(gpus: Sequence[GpuDocument]) -> Iterable[Text]:
-    for gpu in gpus:
-        for restart in gpu.restarts:
-            if not restart.starts:
-                sizes = f"wants {_size(restart.needed_bytes)}, {_size(restart.free_bytes)} free"
-                text = f"would not start again on GPU {gpu.gpu}: {sizes}"
-                yield _note(restart.server, text, "red")
-
-
-def _down(sources: Sequence[SourceDocument]) -> Iterable[Text]:
-    for source in sources:
-        if not source.up and source.reason:
-            why = ": ".join(filter(None, (source.reason, source.detail)))
-            yield _note(f"{source.source} {source.target}", f"down: {why}", "red")
-
-
-def _note(subject: str, text: str, color: str) -> Text:
-    return Text.assemble((f"{subject}  ", "bold"), (text, color))
+def _sentence(note: Note) -> Text:
+    return Text.assemble((f"{note.subject}  ", "bold"), (note.text, _COLORS[note.weight]))
 
 
 def _size(count: int | None) -> str:
