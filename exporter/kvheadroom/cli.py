@@ -137,6 +137,13 @@ _ENGINE_OPTIONS: Final = (
         help="The same over HTTP, in Prometheus' http_sd format; repeatable.",
     ),
     _option(
+        "--kubernetes.selector",
+        "pod_selector",
+        help="Watch the running pods with these labels (app=vllm), through the cluster's API.",
+    ),
+    _option("--kubernetes.namespace", "pod_namespace", help="Only pods in this namespace."),
+    _option("--kubernetes.node", "pod_node", help="Only pods on this node."),
+    _option(
         "--startup-log",
         "startup_logs",
         multiple=True,

@@ -51,11 +51,20 @@ class WebInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
     config_file: str | None = None
 
 
+class PodsInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
+    """``targets.kubernetes`` in the configuration file."""
+
+    selector: str
+    namespace: str | None = None
+    node: str | None = None
+
+
 class TargetsInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
     """``targets`` in the configuration file."""
 
     files: tuple[str, ...] = ()
     urls: tuple[str, ...] = ()
+    kubernetes: PodsInFile | None = None
 
 
 class LogInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
@@ -94,6 +103,9 @@ class Flags:
     pod_logs: str | None = None
     target_files: tuple[str, ...] = ()
     target_urls: tuple[str, ...] = ()
+    pod_selector: str | None = None
+    pod_namespace: str | None = None
+    pod_node: str | None = None
     startup_logs: tuple[str, ...] = ()
     state_file: Path | None = None
     no_nvml: bool = False
@@ -136,6 +148,21 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PodSettings:
+    """Which pods of a Kubernetes cluster are watched.
+
+    Attributes:
+        selector: Label selector, ``app=vllm``.
+        namespace: Only pods in it; ``None`` takes every namespace.
+        node: Only pods on that node; ``None`` takes every node's.
+    """
+
+    selector: str
+    namespace: str | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the daemon is told.
 
@@ -146,6 +173,7 @@ class Settings:
         pod_logs: Where the kubelet keeps pods' logs, for the names of pods.
         target_files: Lists of servers in Prometheus' ``file_sd`` format.
         target_urls: The same over HTTP; may hold credentials.
+        pods: Pods to watch through the cluster's API; ``None`` asks no cluster.
         state_file: Where engines' budgets are kept over our own restart.
         nvml: Read the GPUs.
         poll_interval_seconds: From one poll of a source to the next.
@@ -166,6 +194,7 @@ class Settings:
     pod_logs: str | None = None
     target_files: tuple[str, ...] = ()
     target_urls: tuple[str, ...] = field(default=(), repr=False)
+    pods: PodSettings | None = None
     state_file: Path | None = None
     nvml: bool = True
     poll_interval_seconds: float = 5.0
@@ -215,6 +244,7 @@ def resolve(flags: Flags, environment: Mapping[str, str] = os.environ) -> Settin
         pod_logs=flags.pod_logs or file.pod_logs,
         target_files=flags.target_files or _all_beside(flags.config_file, file.targets.files),
         target_urls=flags.target_urls or file.targets.urls,
+        pods=_pods(flags, file),
         state_file=flags.state_file or _beside(flags.config_file, file.state_file),
         nvml=file.nvml and not flags.no_nvml,
         poll_interval_seconds=interval,
@@ -227,6 +257,18 @@ def resolve(flags: Flags, environment: Mapping[str, str] = os.environ) -> Settin
         log_level=flags.log_level or file.log.level or "info",
         log_format=flags.log_format or file.log.format or "logfmt",
         files=tuple(path for path in watched if path is not None),
+    )
+
+
+def _pods(flags: Flags, file: SettingsFile) -> PodSettings | None:
+    pods = file.targets.kubernetes
+    selector = flags.pod_selector or (pods.selector if pods else None)
+    if selector is None:
+        return None
+    return PodSettings(
+        selector,
+        flags.pod_namespace or (pods.namespace if pods else None),
+        flags.pod_node or (pods.node if pods else None),
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from kvheadroom.live.engine_view import ViewOptions
 from kvheadroom.live.found_servers import FoundServer
 from kvheadroom.node.engine_url import parse_engine_url
+from kvheadroom.node.kubernetes_pods import KubernetesPods
 from kvheadroom.node.log_follow import LogFollower, open_log
 from kvheadroom.node.log_place import find_log
 from kvheadroom.node.nvml import NvmlSource
@@ -125,7 +126,16 @@ def target_lists(settings: Settings) -> tuple[TargetList, ...]:
         TargetUrl(url, deadline_seconds=settings.poll_timeout_seconds)
         for url in settings.target_urls
     )
-    return (*in_files, *asked)
+    pods = settings.pods
+    if pods is None:
+        return (*in_files, *asked)
+    in_cluster = KubernetesPods(
+        pods.selector,
+        namespace=pods.namespace,
+        node=pods.node,
+        deadline_seconds=settings.poll_timeout_seconds,
+    )
+    return (*in_files, *asked, in_cluster)
 
 
 def found_server(
