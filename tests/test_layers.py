@@ -22,7 +22,7 @@ FLOORS = (
     {"demo"},
     {"plan"},
     {"strict_yaml"},
-    {"settings"},
+    {"settings", "settings_file"},
     {"logs", "health_check", "plan_command", "watched", "web_config"},
     {"daemon", "top_command"},
     {"cli"},

@@ -207,16 +207,40 @@ def describe_settings(flags: Flags) -> Iterator[str]:
     settings = resolve(flags)
     options = web_options(settings)
     servers = [configured_server(engine, settings) for engine in settings.engines]
-    target_lists(settings)
+    listed = _listed(settings)
     _Latest().app(options)
     yield "configuration is valid"
     yield f"poll every {settings.poll_interval_seconds:g} s"
     yield f"gpus: {'NVML' if settings.nvml else 'not read'}"
+    yield (
+        f"servers: found in {settings.proc_root}"
+        if settings.discovery
+        else "servers: not looked for"
+    )
     for server in servers:
         yield f"engine: {server.key}"
+    for address in listed:
+        yield f"listed: {address}"
     scheme = "http" if options.tls is None else "https"
     for host, port in options.listen:
         yield f"listen: {scheme}://{format_address(host, port)}{options.telemetry_path}"
+
+
+def _listed(settings: Settings) -> list[str]:
+    """Return the servers on the lists, as far as they can be read now.
+
+    Raises:
+        ConfigError: A list in a file cannot be used.
+    """
+    # What is wrong is said once, by the error.
+    logging.disable()
+    addresses: list[str] = []
+    for one in target_lists(settings):
+        addresses += [server.address for server in one.servers()]
+        problems = getattr(one, "problems", None)
+        if problems:
+            raise ConfigError(next(iter(problems.values())))
+    return addresses
 
 
 def _take_signals() -> None:
