@@ -35,6 +35,7 @@ class MadeNode:
         *flags: str,
         titles: Mapping[int, str] | None = None,
         pages: str = "",
+        model: str | None = None,
         start: int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> PageServer:
@@ -46,6 +47,7 @@ class MadeNode:
             flags: What it is told beside its model, host and port.
             titles: Pid → title of its children; one ``VLLM::EngineCore`` if not given.
             pages: Prefix of its recorded pages, for servers recorded in several forms.
+            model: The recording whose model it serves, if that is not its own.
             start: Of its process, clock ticks.
             environment: Variables of its process.
         """
@@ -55,14 +57,25 @@ class MadeNode:
         door.routes["/v1/models"] = answer(endpoint_body(recorded, "/v1/models"))
         door.routes["/health"] = answer(b"")
         host, _, port = door.target.partition(":")
-        words = serve("--host", host, "--port", port, *flags, model=str(self._model(recorded)))
+        words = serve(
+            "--host", host, "--port", port, *flags, model=str(self._model(model or recorded))
+        )
         self.tree.add(pid, *words, start=start, environment=environment)
         self.tree.listen(pid, host, int(port))
         for child, title in (titles or {pid + 1: "VLLM::EngineCore"}).items():
             self.tree.title(child, title, parent=pid)
         return door
 
-    def watch(self, *arguments: str, interval: str = "200ms") -> Exporter:
+    def stop(self, pid: int, door: PageServer) -> None:
+        """End the server *pid* with its children, and close its door."""
+        for process in tuple(self.tree.root.iterdir()):
+            stat = process / "stat"
+            if stat.exists() and stat.read_text().partition(") ")[2].split(" ")[1] == str(pid):
+                self.tree.end(int(process.name))
+        self.tree.end(pid)
+        door.close()
+
+    def watch(self, *arguments: str, interval: str = "500ms") -> Exporter:
         """Run ``kvheadroom serve`` on this node, no engine configured."""
         return Exporter(
             "serve",
