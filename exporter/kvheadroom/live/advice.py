@@ -9,7 +9,7 @@ from kvheadroom.live.engine_view import EngineView, is_asleep
 from kvheadroom.live.headroom import OBSERVED_CONTEXT
 from kvheadroom.live.larger_share import larger_share
 from kvheadroom.live.pinned_pool import PinnedPool, pinned_pool
-from kvheadroom.live.what_if import WhatIf, fp8_what_if, share_what_if
+from kvheadroom.live.what_if import WhatIf, fp8_what_if, has_fp8_units, share_what_if
 from kvheadroom.units import format_duration
 
 AdviceKind = Literal[
@@ -26,8 +26,6 @@ _SOON_SECONDS: Final = 600.0
 # Less than this is not worth a restart.
 _LEAST_GAIN_RATIO: Final = 0.05
 _LEAST_PLACES_RATIO: Final = 0.1
-# Keys and values in 8 bits are computed with natively from here on.
-_FP8_CAPABILITY: Final = (8, 9)
 _FULL_RATIO: Final = 0.9
 _IDLE_RATIO: Final = 0.5
 
@@ -145,7 +143,7 @@ def _rebalance(view: EngineView, engines: Sequence[EngineView], shortage: str) -
         change="spread requests over the data-parallel ranks: by load, and none bound to a rank",
         effect=f"{names} could take {requests} more requests of the observed length now",
         cost="no restart; what a rank has cached of a prompt is computed anew on another",
-        evidence=f"{shortage}; {names} has more than half of its pool free and no queue",
+        evidence=f"{shortage}; nothing waits on {names}, and half of the pool is free",
         requests=requests,
         requests_now=0,
     )
@@ -174,8 +172,7 @@ def _larger_share(
 
 def _quantize_cache(view: EngineView, shortage: str) -> Advice | None:
     options = view.facts.options
-    capability = options.device.capability if options else None
-    if capability is None or capability < _FP8_CAPABILITY:
+    if options is None or not has_fp8_units(options.device.capability):
         return None
     found = fp8_what_if(view, context_tokens=_length(view), requests=1)
     cost = "a restart, and keys and values of less precision: compare answers before and after"
@@ -188,16 +185,17 @@ def _of_what_if(
     """Return the advice to do what *found* reckons with, if it is worth it."""
     if found is None or found.gain_ratio is None or found.gain_ratio < _LEAST_GAIN_RATIO:
         return None
-    if found.tokens is None or found.requests is None:
+    places = view.facts.rules.max_num_seqs
+    if found.tokens is None or found.requests is None or found.requests_now == places:
         return None
     return Advice(
         engine=view.engine,
         kind=kind,
         change=found.change,
         effect=(
-            f"{found.tokens:,} tokens instead of {found.tokens_now or 0:,}, "
-            f"{found.requests:,} requests of {_length(view):,} tokens at once instead of "
-            f"{found.requests_now or 0:,} ({found.gain_ratio:+.0%})"
+            f"{found.tokens:,} tokens instead of {found.tokens_now or 0:,} "
+            f"({found.gain_ratio:+.0%} room), {found.requests:,} requests of {_length(view):,} "
+            f"tokens at once instead of {found.requests_now or 0:,}"
         ),
         cost=cost,
         evidence=evidence,

@@ -33,7 +33,8 @@ class Fit:
         requests: How many of them were asked about.
         fits: Whether they can be taken now; ``None`` where that is not known.
         possible: How many could, each to its full length; ``None`` where that is not known.
-        admitted: How many prompts of that length would be admitted, their answers not reserved.
+        admitted: How many prompts of that length would be admitted at once, answers not reserved
+            and windows still open.
         limit: What would stop the next one; ``None`` where that is not known, or nothing would.
         reason: One line.
         blocks_each: Blocks one request holds at its full length.

@@ -13,10 +13,12 @@ from kvheadroom.live.engine_view import EngineView
 from kvheadroom.live.known_pool import KnownPool, known_pool, resident_requests
 from kvheadroom.live.larger_share import LargerShare, larger_share
 
-FP8_FLAG: Final = "--kv-cache-dtype"
 SHARE_FLAG: Final = "--gpu-memory-utilization"
 LENGTH_FLAG: Final = "--max-model-len"
-FP8_CHANGE: Final = f"{FP8_FLAG} fp8"
+FP8_CHANGE: Final = "--kv-cache-dtype fp8"
+
+# Ada and Hopper; before them numbers of 8 bits are widened first.
+_FP8_CAPABILITY: Final = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,8 @@ class _Asked:
         backend = options.attention_backend
         if backend is not None and backend.lower() != "auto":
             return WhatIf(FP8_CHANGE, reason=f"whether {backend} serves such a cache is not known")
-        return self._outcome(FP8_CHANGE, replace(options, kv_cache_dtype="fp8"))
+        made = self._outcome(FP8_CHANGE, replace(options, kv_cache_dtype="fp8"))
+        return replace(made, evidence=_fp8_evidence(options.device.capability))
 
     def with_share(self, share: LargerShare) -> WhatIf:
         made = self._outcome(share.change, self.pool.options, share.more_bytes)
@@ -224,3 +227,15 @@ class _Asked:
         places = self.view.facts.rules.max_num_seqs
         left = None if places is None else max(0, places - load.running - load.waiting)
         return free // each if left is None else min(left, free // each)
+
+
+def has_fp8_units(capability: tuple[int, int] | None) -> bool:
+    """Return whether a GPU is known to compute with 8-bit numbers."""
+    return capability is not None and capability >= _FP8_CAPABILITY
+
+
+def _fp8_evidence(capability: tuple[int, int] | None) -> str | None:
+    if has_fp8_units(capability):
+        return None
+    this = "is not known" if capability is None else f"is {capability[0]}.{capability[1]}"
+    return f"GPUs have units for it from compute capability 8.9 on; this one's {this}"
