@@ -23,7 +23,7 @@ FLOORS = (
     {"plan"},
     {"strict_yaml"},
     {"settings", "settings_file"},
-    {"logs", "health_check", "plan_command", "watched", "web_config"},
+    {"logs", "fit_command", "health_check", "plan_command", "watched", "web_config"},
     {"daemon", "top_command"},
     {"cli"},
     {"__main__"},

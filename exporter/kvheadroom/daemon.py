@@ -13,6 +13,7 @@ from kvheadroom.errors import ConfigError
 from kvheadroom.faces import landing
 from kvheadroom.faces.document import encode
 from kvheadroom.faces.exposition import Exposition
+from kvheadroom.faces.fit import FIT_PATH, answer_fit
 from kvheadroom.faces.negotiation import RenderedPage
 from kvheadroom.faces.node_document import node_document
 from kvheadroom.faces.server import WebServer
@@ -56,7 +57,10 @@ class _Latest:
             landing=lambda: landing.render(__version__, options.telemetry_path, self.snapshot),
             ready=lambda: self.snapshot.is_complete,
             options=options,
-            api={"/api/v1/snapshot": self._node},
+            api={
+                "/api/v1/snapshot": self._node,
+                FIT_PATH: lambda query: answer_fit(query, self.snapshot),
+            },
         )
 
     def _node(self, _query: Mapping[str, str]) -> Answer:

@@ -3,11 +3,11 @@
 What is unknown is left out, as in the metrics. Fields may be added; none changes its meaning.
 """
 
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from kvheadroom.errors import ConfigError
+from kvheadroom.errors import ConfigError, KvHeadroomError
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -179,6 +179,7 @@ class NodeDocument(Part, frozen=True, kw_only=True):
     engines: tuple[EngineDocument, ...] = ()
 
 
+_PART = TypeVar("_PART", bound=Part)
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(NodeDocument)
 
@@ -198,3 +199,15 @@ def decode_node(body: bytes) -> NodeDocument:
         return _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not the JSON of /api/v1/snapshot: {error}") from error
+
+
+def decode(body: bytes, kind: type[_PART], *, path: str) -> _PART:
+    """Return the record that *body* describes; fields of a newer kvheadroom are passed over.
+
+    Raises:
+        KvHeadroomError: It is not the JSON of *path*.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise KvHeadroomError(f"not the JSON of {path}: {error}") from error
