@@ -32,6 +32,8 @@ _TRITON_SMALLEST_HEAD: Final = 32
 _FEW_QUERY_HEADS: Final = 16
 _DESKTOP_TOPK: Final = 2048
 _R1_DIMS: Final = (128, 128)
+# Elements of a latent row without a rotated part.
+_UNROTATED_ROW: Final = 512
 
 
 def choose_backend(query: Query, requested: str | None) -> Backend | None:
@@ -58,6 +60,8 @@ def _softmax_order(query: Query) -> tuple[str, ...]:
     rest = ("TRITON_ATTN", "FLEX_ATTENTION", "TURBOQUANT")
     if major == BLACKWELL:
         first = ("TRITON_FLASHINFER",) if query.traits.image_prefix else ()
+        if query.traits.looks_ahead:
+            return ("FLASH_ATTN", *rest)
         return (*first, "FLASHINFER", "FLASH_ATTN", *rest)
     if query.traits.mixed_head_dims and major not in {HOPPER, BLACKWELL_THOR}:
         return ("TRITON_ATTN",)
@@ -198,12 +202,15 @@ def _dense_latent_able(query: Query) -> bool:
 
 
 def _flash_sparse_able(query: Query) -> bool:
-    return query.sparse and query.context_ranks == 1 and query.kv_dtype in _SIXTEEN_BIT
+    hopper = query.capability[0] == HOPPER
+    return hopper and query.sparse and query.context_ranks == 1 and query.kv_dtype in _SIXTEEN_BIT
 
 
 def _flashmla_sparse_able(query: Query) -> bool:
     major, dtype = query.capability[0], query.kv_dtype
     if not query.sparse or query.dtype != "bfloat16":
+        return False
+    if query.head_dim == _UNROTATED_ROW and (major != HOPPER or dtype in FP8):
         return False
     if dtype == "nvfp4_ds_mla":
         return major == BLACKWELL
@@ -211,7 +218,8 @@ def _flashmla_sparse_able(query: Query) -> bool:
 
 
 def _flashinfer_sparse_able(query: Query) -> bool:
-    return query.sparse and query.traits.nope_dim in {128, 192} and _plain_or_fp8(query)
+    dims = {256} if query.head_dim == _UNROTATED_ROW else {128, 192}
+    return query.sparse and query.traits.nope_dim in dims and _plain_or_fp8(query)
 
 
 def _flashinfer_sparse_hopper_able(query: Query) -> bool:

@@ -11,6 +11,8 @@ HOPPER: Final = 9
 BLACKWELL: Final = 10
 BLACKWELL_THOR: Final = 11
 BLACKWELL_DESKTOP: Final = 12
+# A server whose GPU is not known is taken for the one most of them have.
+ASSUMED_CAPABILITY: Final[Capability] = (9, 0)
 FP8: Final = frozenset({"fp8", "fp8_e4m3"})
 _WIDE_HEAD: Final = 256
 WIDEST_HEAD: Final = 512
@@ -109,7 +111,7 @@ def query_of(layer: AttentionLayer | LatentLayer, base: Query) -> Query:
         return replace(
             base,
             head_dim=layer.latent_dim + layer.rope_dim,
-            sparse=base.traits.index_topk is not None,
+            sparse=base.traits.index_topk is not None and layer.window is None,
         )
     return replace(
         base,

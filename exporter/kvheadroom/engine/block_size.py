@@ -6,15 +6,28 @@ from itertools import product
 from math import lcm
 from typing import Final
 
-from kvheadroom.engine.backends import BLACKWELL, HOPPER, Backend, named_backend
-from kvheadroom.engine.dtypes import element_bytes, head_content_bytes, latent_row_bytes
+from kvheadroom.engine.backends import (
+    BLACKWELL,
+    HOPPER,
+    Backend,
+    named_backend,
+    sized_backend,
+)
+from kvheadroom.engine.dtypes import element_bytes, head_content_bytes
 from kvheadroom.engine.kernels import Kernel, ServerKernels, kernel_of
 from kvheadroom.engine.options import EngineOptions
 from kvheadroom.engine.specs import ceil_div
 from kvheadroom.engine.states import state_bytes
 from kvheadroom.engine.versions import BLOCK_SIZE_CHOSEN_BY_WORKER, Version
 from kvheadroom.errors import ConfigError
-from kvheadroom.model.layers import AttentionLayer, LatentLayer, ModelLayers, StateLayer
+from kvheadroom.model.layers import (
+    AttentionLayer,
+    ConvolutionLayer,
+    LatentLayer,
+    ModelLayers,
+    RingLayer,
+    StateLayer,
+)
 
 _DEFAULT_TOKENS: Final = 16
 _FLASHINFER_LATENT_SINCE: Final[Version] = (0, 12, 0)
@@ -53,7 +66,7 @@ def choose_block_size(
     kernels = _kernels(models, server)
     if not kernels:
         return BlockChoice(options.block_size or _DEFAULT_TOKENS)
-    backends = tuple(dict.fromkeys(kernel.backend for kernel in kernels))
+    backends = tuple(dict.fromkeys(_asked_once(kernel.backend, server) for kernel in kernels))
     tokens = options.block_size or _early_tokens(models[0], server) or common_tokens(backends)
     choice = BlockChoice(tokens)
     states, attention = _states(models[0]), _attention(models[0])
@@ -66,6 +79,11 @@ def choose_block_size(
     if server.skipped:
         choice = _aligned_to_skipped(models[0], options, server, choice, backends[0])
     return choice
+
+
+def _asked_once(backend: Backend, server: ServerKernels) -> Backend:
+    """Return *backend* as vLLM asks it: once for all layers, by the model's largest head."""
+    return sized_backend(backend.name, server.query) if backend.name == "FLASH_ATTN" else backend
 
 
 def _early_tokens(model: ModelLayers, server: ServerKernels) -> int | None:
@@ -110,7 +128,7 @@ def _kernels(models: Iterable[ModelLayers], server: ServerKernels) -> list[Kerne
     )
     found: dict[Kernel, None] = {}
     for layer, skipped in layers:
-        if isinstance(layer, StateLayer):
+        if isinstance(layer, StateLayer | RingLayer | ConvolutionLayer):
             continue
         found[kernel_of(layer, server, skipped=skipped)] = None
         if isinstance(layer, LatentLayer) and layer.indexer_dim and not layer.compressed:
@@ -158,7 +176,8 @@ def _token_bytes(
     """Return the bytes of one token in one attention layer on one rank."""
     kernel = kernel_of(layer, server)
     if isinstance(layer, LatentLayer):
-        return latent_row_bytes(kernel.kv_dtype, layer.latent_dim + layer.rope_dim)
+        # Before the workers look, a packed row is taken for plain bytes.
+        return layer.row_dim * element_bytes(kernel.kv_dtype)
     heads = max(1, model.traits.kv_heads // options.tensor_parallel)
     dim = model.traits.head_dim
     return heads * head_content_bytes(kernel.kv_dtype, dim, dim, backend=kernel.backend.name)

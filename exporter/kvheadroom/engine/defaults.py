@@ -9,6 +9,7 @@ from kvheadroom.engine.features import (
     hybrid_manager,
     mamba_cache_mode,
     prefix_caching,
+    refused_modalities,
     splits_prompts,
 )
 from kvheadroom.engine.flags import ServeCommand
@@ -104,6 +105,8 @@ def resolve_options(
         attention_backend=backend,
         speculation=speculation,
         runner=runner,
+        without=refused_modalities(options),
+        encode_by_request=options.get("mm-encoder-tp-mode") == "data",
         auto_fit_ceiling=ceiling,
         loading=read_loading(options, dtype),
     )

@@ -14,6 +14,8 @@ _ELEMENT_BYTES: Final = {
 }
 _ONE_BYTE_PREFIXES: Final = ("fp8", "int8", "int4", "nvfp4", "turboquant_", "ultraquant_")
 _SCALE_BYTES: Final = 4
+KEY_BYTES: Final = 2
+"""Of an element of an indexer's key that is not quantized, whatever the cache's dtype."""
 # Rows of a sparse latent cache that mix quantized, scale and 16-bit parts.
 PACKED_LATENT_ROW_BYTES: Final = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 # Bits of a key (8: one fp8 byte per element) and of a value.

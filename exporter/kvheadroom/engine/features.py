@@ -9,6 +9,7 @@ from kvheadroom.engine.options import Device, MambaCacheMode, Speculation
 from kvheadroom.engine.speculation import HIDDEN_STATE_METHODS, needs_v1_runner, schedules_ahead
 from kvheadroom.engine.versions import Version
 from kvheadroom.errors import ConfigError
+from kvheadroom.model.classes import MODALITIES
 from kvheadroom.model.facts import ModelFacts, Runner
 
 # The V1 engine: prefix caching and chunked prefill by default (vLLM 0.8.0).
@@ -32,6 +33,24 @@ _GROUPING_CONNECTORS: Final = (
 _WHOLE_PROMPT_POOLING: Final = frozenset({"MEAN", "CLS"})
 _SYNCHRONOUS_EXECUTORS: Final = frozenset({"external_launcher"})
 _FALSE_WORDS: Final = frozenset({"", "0", "false", "no"})
+
+
+def refused_modalities(options: Mapping[str, OptionValue]) -> frozenset[str]:
+    """Return the modalities that no request may hold: encoders of nothing else are not built.
+
+    Source:
+        vLLM 0.32: a limit of 0, or ``--language-model-only``, replaces a tower by nothing.
+    """
+    if options.get("language-model-only") is True:
+        return MODALITIES
+    limits = options.get("limit-mm-per-prompt")
+    if not isinstance(limits, dict):
+        return frozenset()
+    return frozenset(name for name, limit in limits.items() if _count(limit) == 0)
+
+
+def _count(limit: object) -> object:
+    return limit.get("count") if isinstance(limit, dict) else limit
 
 
 def splits_prompts(options: Mapping[str, OptionValue], facts: ModelFacts, runner: Runner) -> bool:

@@ -17,7 +17,7 @@ from kvheadroom.engine.specs import (
 from kvheadroom.engine.versions import Version
 from kvheadroom.errors import ConfigError
 
-_FULL_KINDS: Final = frozenset({"FullAttentionSpec", "MLAAttentionSpec"})
+_FULL_KINDS: Final = frozenset({"FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec"})
 _LOCAL_KINDS: Final = frozenset({"SlidingWindowSpec", "ChunkedLocalAttentionSpec"})
 _NEVER_FULL: Final = frozenset({"SlidingWindowMLASpec", "ChunkedLocalAttentionSpec"})
 # Kinds of little difference in number are padded to the larger one instead of split up.
@@ -125,7 +125,9 @@ def is_uniform_type(specs: Iterable[CacheSpec]) -> bool:
     if any(spec.kind != first.kind for spec in distinct):
         return False
     if first.kind == "MambaSpec":
-        return len({(spec.page_bytes, spec.state_blocks) for spec in distinct}) == 1
+        return (
+            len({(spec.page_bytes, spec.state_blocks, spec.replicated) for spec in distinct}) == 1
+        )
     return len({(spec.window, spec.chunk) for spec in distinct}) == 1
 
 

@@ -4,23 +4,37 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvheadroom.engine.backend_rules import choose_backend
-from kvheadroom.engine.backends import FP8, Backend, Capability, Query, named_backend, query_of
+from kvheadroom.engine.backends import (
+    ASSUMED_CAPABILITY,
+    BLACKWELL_DESKTOP,
+    FP8,
+    HOPPER,
+    Backend,
+    Capability,
+    Query,
+    named_backend,
+    query_of,
+)
 from kvheadroom.engine.options import EngineOptions
 from kvheadroom.engine.versions import Version
 from kvheadroom.errors import ConfigError
 from kvheadroom.model.layers import (
     AttentionLayer,
+    ConvolutionLayer,
     CrossAttentionLayer,
+    KeyLayer,
     LatentLayer,
     Layer,
     ModelLayers,
+    RingLayer,
+    SourceLayer,
     StateLayer,
 )
 
-# A server whose GPU is not known is taken for the one most of them have.
-_ASSUMED_CAPABILITY: Final[Capability] = (9, 0)
 # Up to here every fp8 cache of a sparse latent model was the packed one.
 _PACKED_ONLY_ONE_BACKEND_SINCE: Final[Version] = (0, 19, 0)
+
+_LOOKS_BACK: Final = "TRITON_ATTN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +77,7 @@ class ServerKernels:
 
 def server_kernels(model: ModelLayers, options: EngineOptions) -> ServerKernels:
     """Return what decides about the kernels of *model* under *options*."""
-    capability = options.device.capability or _ASSUMED_CAPABILITY
+    capability = options.device.capability or ASSUMED_CAPABILITY
     asked = _asked_kv_dtype(model, options, capability)
     return ServerKernels(
         query=Query(
@@ -90,11 +104,15 @@ def kernel_of(layer: Layer, server: ServerKernels, *, skipped: bool = False) -> 
     """
     if isinstance(layer, LatentLayer) and layer.compressed:
         return Kernel(named_backend("DEEPSEEK_V4"), _compressed_dtype(server.query))
+    if isinstance(layer, SourceLayer):
+        return Kernel(_source_backend(server.query.capability), _compressed_dtype(server.query))
+    if isinstance(layer, KeyLayer):
+        return Kernel(_scoring_backend(layer, server.query.capability), "uint8")
     query = replace(server.query, kv_dtype="auto") if skipped else server.query
     if isinstance(layer, CrossAttentionLayer):
         layer = AttentionLayer(layer.kv_heads, layer.head_dim, layer.head_dim)
-    if isinstance(layer, StateLayer):
-        raise TypeError("a state layer has no attention backend")
+    if isinstance(layer, StateLayer | RingLayer | ConvolutionLayer):
+        raise TypeError("the layer has no attention backend")
     asked = query_of(layer, query)
     backend = choose_backend(asked, server.requested)
     if backend is None:
@@ -103,7 +121,26 @@ def kernel_of(layer: Layer, server: ServerKernels, *, skipped: bool = False) -> 
             f"no attention backend serves head size {asked.head_dim}, dtype {asked.dtype} and "
             f"cache dtype {asked.kv_dtype} on compute capability {major}.{minor}"
         )
+    if query.traits.looks_back and backend.name != _LOOKS_BACK:
+        raise ConfigError(
+            f"vLLM takes {backend.name}, which cannot attend to the chunk before and ends the "
+            f"start; --attention-backend {_LOOKS_BACK} serves this model"
+        )
     return Kernel(backend, _stored_dtype(asked, backend, server.version))
+
+
+def _source_backend(capability: Capability) -> Backend:
+    tokens = 64 if capability[0] == HOPPER else 128
+    return Backend("DEEPSEEK_V41", (tokens,), any_multiple=False)
+
+
+def _scoring_backend(layer: KeyLayer, capability: Capability) -> Backend:
+    keys = layer.kernel_keys
+    if layer.quantized and capability[0] == BLACKWELL_DESKTOP:
+        # The paged kernel of these cards takes the largest page only.
+        keys = keys[-1:]
+    tokens = tuple(count * layer.tokens_per_key for count in keys)
+    return Backend("INDEXER", tokens or (1,), any_multiple=not tokens)
 
 
 def _asked_kv_dtype(model: ModelLayers, options: EngineOptions, capability: Capability) -> str:

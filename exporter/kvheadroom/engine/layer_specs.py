@@ -5,16 +5,28 @@ from typing import Final
 
 from kvheadroom.engine.backends import Backend
 from kvheadroom.engine.block_size import BlockChoice
-from kvheadroom.engine.dtypes import head_content_bytes, indexer_key_bytes, latent_row_bytes
+from kvheadroom.engine.dtypes import (
+    KEY_BYTES,
+    head_content_bytes,
+    indexer_key_bytes,
+    is_quantized,
+    latent_row_bytes,
+)
 from kvheadroom.engine.kernels import Kernel, ServerKernels, kernel_of
 from kvheadroom.engine.options import EngineOptions
-from kvheadroom.engine.specs import CacheSpec, SpecKind, round_up
+from kvheadroom.engine.source_specs import source_specs
+from kvheadroom.engine.specs import CacheSpec, SpecKind, ceil_div, round_up
 from kvheadroom.engine.states import resident_states, state_blocks, state_bytes
+from kvheadroom.errors import ConfigError
 from kvheadroom.model.layers import (
     AttentionLayer,
+    ConvolutionLayer,
     CrossAttentionLayer,
+    KeyLayer,
     LatentLayer,
     Layer,
+    RingLayer,
+    SourceLayer,
     StateLayer,
 )
 
@@ -55,19 +67,40 @@ def specs_of(layer: Layer, pool: Pool, *, skipped: bool) -> tuple[CacheSpec, ...
     Raises:
         ConfigError: No backend serves the layer.
     """
-    if isinstance(layer, StateLayer):
-        return (_state_spec(layer, pool),)
-    kernel = kernel_of(layer, pool.server, skipped=skipped)
-    if isinstance(layer, CrossAttentionLayer):
-        dims = (layer.kv_heads, layer.head_dim, layer.head_dim)
-        return (_head_spec(pool, kernel, "CrossAttentionSpec", dims, pool.choice.tokens),)
-    if isinstance(layer, AttentionLayer):
-        return (_attention_spec(layer, pool, kernel, skipped=skipped),)
-    return (
-        _compressed_specs(layer, pool, kernel)
-        if layer.compressed
-        else _latent_specs(layer, pool, kernel)
-    )
+    match layer:
+        case StateLayer():
+            return (_state_spec(layer, pool),)
+        case RingLayer():
+            return (_ring_spec(layer, pool),)
+        case ConvolutionLayer():
+            return (_convolution_spec(layer, pool),)
+    return _served_specs(layer, pool, kernel_of(layer, pool.server, skipped=skipped), skipped)
+
+
+def _served_specs(layer: Layer, pool: Pool, kernel: Kernel, skipped: bool) -> tuple[CacheSpec, ...]:
+    """Return what a layer that *kernel* reads asks for."""
+    match layer:
+        case CrossAttentionLayer():
+            dims = (layer.kv_heads, layer.head_dim, layer.head_dim)
+            specs: tuple[CacheSpec, ...] = (
+                _head_spec(pool, kernel, "CrossAttentionSpec", dims, pool.choice.tokens),
+            )
+        case AttentionLayer():
+            specs = (_attention_spec(layer, pool, kernel, skipped=skipped),)
+        case KeyLayer():
+            specs = (_key_spec(layer, pool),)
+        case SourceLayer():
+            capability = pool.server.query.capability
+            specs = source_specs(
+                layer, pool.choice.tokens, kernel, drafts=_drafts(pool), capability=capability
+            )
+        case LatentLayer() if layer.compressed:
+            specs = _compressed_specs(layer, pool, kernel)
+        case LatentLayer():
+            specs = _latent_specs(layer, pool, kernel)
+        case _:
+            raise TypeError("the layer has no attention backend")
+    return specs
 
 
 def _head_spec(
@@ -106,7 +139,8 @@ def _attention_spec(
             pool, kernel, "ChunkedLocalAttentionSpec", dims, tokens, chunk=layer.chunk
         )
     if layer.window is None:
-        return _head_spec(pool, kernel, "FullAttentionSpec", dims, tokens)
+        kind: SpecKind = "SinkFullAttentionSpec" if layer.sink_tokens else "FullAttentionSpec"
+        return _head_spec(pool, kernel, kind, dims, tokens)
     shared = pool.choice.skip_page_bytes if skipped else None
     one = _head_spec(pool, kernel, "SlidingWindowSpec", dims, 1, window=layer.window)
     budget = (shared or tokens * one.page_bytes) // one.page_bytes
@@ -131,7 +165,9 @@ def _largest_kernel_block(backend: Backend, budget_tokens: int) -> int:
 
 
 def _latent_specs(layer: LatentLayer, pool: Pool, kernel: Kernel) -> tuple[CacheSpec, ...]:
-    tokens, width = pool.choice.tokens, layer.latent_dim + layer.rope_dim
+    tokens, width = pool.choice.tokens, layer.row_dim
+    if layer.stored_dim and is_quantized(kernel.kv_dtype):
+        raise ConfigError(f"no kernel reads padded rows of cache dtype {kernel.kv_dtype}")
     rows = CacheSpec(
         kind="SlidingWindowMLASpec" if layer.window else "MLAAttentionSpec",
         block_size=tokens,
@@ -191,6 +227,50 @@ def _compressed_specs(layer: LatentLayer, pool: Pool, kernel: Kernel) -> tuple[C
     return tuple(specs)
 
 
+def _drafts(pool: Pool) -> int:
+    return pool.options.speculation.tokens if pool.options.speculation else 0
+
+
+def _key_spec(layer: KeyLayer, pool: Pool) -> CacheSpec:
+    tokens = pool.choice.tokens
+    key = indexer_key_bytes(layer.dim) if layer.quantized else layer.dim * KEY_BYTES
+    return CacheSpec(
+        kind="MLAAttentionSpec",
+        block_size=tokens,
+        page_bytes=tokens // layer.tokens_per_key * key,
+        content=("indexer", layer.dim, layer.tokens_per_key),
+    )
+
+
+def _ring_spec(layer: RingLayer, pool: Pool) -> CacheSpec:
+    """Return a ring that no draft can make overwrite what the next step still reads."""
+    groups = ceil_div(layer.group_tokens + _drafts(pool), layer.group_tokens)
+    if layer.doubles:
+        groups = 1 << (groups - 1).bit_length()
+    tokens = groups * layer.group_tokens
+    if pool.choice.tokens % tokens:
+        raise ConfigError(
+            f"a ring of {tokens} tokens does not divide a block's {pool.choice.tokens}"
+        )
+    return CacheSpec(
+        kind="CircularBufferSpec",
+        block_size=tokens,
+        page_bytes=tokens * layer.row_bytes,
+        content=("ring", layer.row_bytes),
+    )
+
+
+def _convolution_spec(layer: ConvolutionLayer, pool: Pool) -> CacheSpec:
+    own = layer.kv_heads // pool.options.tensor_parallel
+    return CacheSpec(
+        kind="SlidingWindowSpec",
+        block_size=layer.taps,
+        page_bytes=layer.taps * own * layer.head_dim * KEY_BYTES,
+        content=("convolution", own, layer.head_dim),
+        window=layer.taps,
+    )
+
+
 def _state_spec(layer: StateLayer, pool: Pool) -> CacheSpec:
     options = pool.options
     own = state_bytes(layer, options, options.dtype)
@@ -205,4 +285,5 @@ def _state_spec(layer: StateLayer, pool: Pool) -> CacheSpec:
         content=(layer.kind, own),
         state_blocks=state_blocks(layer, options),
         resident_states=resident_states(options),
+        replicated=layer.replicated,
     )

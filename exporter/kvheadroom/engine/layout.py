@@ -15,7 +15,7 @@ from kvheadroom.engine.pipeline import stage_of_layers
 from kvheadroom.engine.ranks import check_ranks
 from kvheadroom.engine.specs import CacheSpec, Placed, round_up
 from kvheadroom.engine.versions import Version
-from kvheadroom.model.layers import Block, LatentLayer, Layer, ModelLayers, StateLayer
+from kvheadroom.model.layers import Block, Layer, ModelLayers, StateLayer
 
 # Every version before kept the groups of a window apart from those of full attention.
 HYBRID_SINCE: Final[Version] = (0, 9, 1)
@@ -75,7 +75,7 @@ def _lay_out(
         placed,
         version=options.version,
         hybrid=options.hybrid_manager and options.version >= HYBRID_SINCE,
-        block_outermost=_is_compressed(layers),
+        block_outermost=layers.block_outermost,
     )
     return Layout(
         groups=groups,
@@ -119,11 +119,3 @@ def own_drafts(layers: ModelLayers, options: EngineOptions) -> tuple[Block, ...]
     if speculation is None or not speculation.method.endswith("mtp") or speculation.model:
         return ()
     return layers.draft_blocks[: speculation.tokens]
-
-
-def _is_compressed(layers: ModelLayers) -> bool:
-    return any(
-        isinstance(layer, LatentLayer) and layer.compressed
-        for block in layers.blocks[:1]
-        for layer in block
-    )

@@ -102,6 +102,8 @@ class EngineOptions:
         attention_backend: What the user asked for.
         speculation: Speculative decoding; ``None`` without.
         runner: ``generate`` or ``pooling``.
+        without: Modalities that no request may hold: ``image``, ``video``, ``audio``.
+        encode_by_request: Ranks encode whole requests instead of pieces of each.
         auto_fit_ceiling: Longest request that fitting to the memory starts from, tokens.
         loading: Adapters and offloading.
     """
@@ -135,5 +137,7 @@ class EngineOptions:
     attention_backend: str | None = None
     speculation: Speculation | None = None
     runner: Literal["generate", "pooling"] = "generate"
+    without: frozenset[str] = frozenset()
+    encode_by_request: bool = False
     auto_fit_ceiling: int | None = None
     loading: Loading = Loading()

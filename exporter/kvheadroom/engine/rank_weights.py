@@ -38,6 +38,8 @@ def rank_weights(
         quantization=quantization,
         capability=options.device.capability,
         runner=options.runner,
+        without=options.without,
+        towers_by_request=options.encode_by_request,
         offload_bytes=loading.cpu_offload_bytes,
     )
     buffers = adapter_buffers(config, options)

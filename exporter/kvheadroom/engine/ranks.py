@@ -2,7 +2,13 @@
 
 from kvheadroom.engine.options import EngineOptions
 from kvheadroom.errors import ConfigError
-from kvheadroom.model.layers import AttentionLayer, Layer, ModelLayers, StateLayer
+from kvheadroom.model.layers import (
+    AttentionLayer,
+    ConvolutionLayer,
+    Layer,
+    ModelLayers,
+    StateLayer,
+)
 
 
 def check_ranks(model: ModelLayers, options: EngineOptions) -> None:
@@ -27,7 +33,9 @@ def check_ranks(model: ModelLayers, options: EngineOptions) -> None:
 
 def _check_layer(layer: Layer, options: EngineOptions) -> None:
     ranks = options.tensor_parallel
-    if isinstance(layer, StateLayer) and layer.heads % ranks:
+    if isinstance(layer, ConvolutionLayer) and layer.kv_heads % ranks:
+        raise ConfigError(f"{layer.kv_heads} heads cannot be divided over {ranks} ranks")
+    if isinstance(layer, StateLayer) and not layer.replicated and layer.heads % ranks:
         raise ConfigError(f"{layer.heads} heads of a state cannot be divided over {ranks} ranks")
     if isinstance(layer, AttentionLayer):
         heads = layer.kv_heads

@@ -3,11 +3,23 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kvheadroom.engine.dtypes import head_content_bytes, indexer_key_bytes, latent_row_bytes
+from kvheadroom.engine.dtypes import (
+    KEY_BYTES,
+    head_content_bytes,
+    indexer_key_bytes,
+    latent_row_bytes,
+)
 from kvheadroom.engine.options import EngineOptions
 from kvheadroom.engine.states import state_bytes
 from kvheadroom.errors import ModelConfigError
-from kvheadroom.model.layers import AttentionLayer, LatentLayer, Layer, ModelLayers, StateLayer
+from kvheadroom.model.layers import (
+    AttentionLayer,
+    KeyLayer,
+    LatentLayer,
+    Layer,
+    ModelLayers,
+    StateLayer,
+)
 
 _PACKING_BACKENDS: Final = {
     "nvfp4": "FLASHINFER",
@@ -79,9 +91,11 @@ def _cost(layer: Layer, options: EngineOptions, kv_dtype: str) -> LayerCost:
         )
         return LayerCost(heads * content, layer.window or layer.chunk)
     if isinstance(layer, LatentLayer) and not layer.compressed:
-        row = latent_row_bytes(kv_dtype, layer.latent_dim + layer.rope_dim)
+        row = latent_row_bytes(kv_dtype, layer.row_dim)
         key = indexer_key_bytes(layer.indexer_dim) if layer.indexer_dim else 0
         return LayerCost(row + key, layer.window)
+    if isinstance(layer, KeyLayer) and layer.tokens_per_key == 1 and not layer.quantized:
+        return LayerCost(layer.dim * KEY_BYTES)
     raise ModelConfigError(
         "the payload of a compressed or cross-attention layer has no simple form"
     )

@@ -11,6 +11,8 @@ SpecKind = Literal[
     "SlidingWindowMLASpec",
     "MambaSpec",
     "CrossAttentionSpec",
+    "SinkFullAttentionSpec",
+    "CircularBufferSpec",
 ]
 GroupKind = SpecKind | Literal["UniformTypeKVCacheSpecs"]
 
@@ -28,6 +30,7 @@ class CacheSpec:
         chunk: Tokens of a chunk attended locally.
         state_blocks: Blocks of states one request holds at most.
         resident_states: Blocks of states one request holds while it decodes.
+        replicated: The state is whole on every rank.
         stride_bytes: What the distance between blocks must be a multiple of, where one block holds
             the pages of all layers.
     """
@@ -40,6 +43,7 @@ class CacheSpec:
     chunk: int | None = None
     state_blocks: int = 0
     resident_states: int = 0
+    replicated: bool = False
     stride_bytes: int = 1
 
 
@@ -75,6 +79,8 @@ def blocks_for_request(spec: CacheSpec, demand: Demand) -> int:
     match spec.kind:
         case "MambaSpec":
             return spec.state_blocks
+        case "CircularBufferSpec":
+            return 1
         case "CrossAttentionSpec":
             return ceil_div(demand.encoder_tokens, spec.block_size)
         case "SlidingWindowSpec" | "SlidingWindowMLASpec":
@@ -93,6 +99,8 @@ def steady_blocks_of(spec: CacheSpec, tokens: int, demand: Demand) -> int:
     match spec.kind:
         case "MambaSpec":
             return spec.resident_states
+        case "CircularBufferSpec":
+            return 1
         case "CrossAttentionSpec":
             return ceil_div(demand.encoder_tokens, spec.block_size)
         case "SlidingWindowSpec" | "SlidingWindowMLASpec":

@@ -3,6 +3,7 @@
 from math import prod
 from typing import Final
 
+from kvheadroom.engine.backends import ASSUMED_CAPABILITY
 from kvheadroom.engine.dtypes import element_bytes
 from kvheadroom.engine.options import EngineOptions
 from kvheadroom.engine.versions import Version
@@ -11,6 +12,8 @@ from kvheadroom.model.layers import StateLayer
 # Mamba 2's prefill exports the state at a block's edge, into one block more, since the mode that
 # cached every state went (vLLM 0.32.0).
 _CHECKPOINTS_SINCE: Final[Version] = (0, 32, 0)
+# GPUs whose kernel for bounded delta attention does the same.
+_KDA_MAJORS: Final = frozenset({9, 10, 12})
 
 
 def state_bytes(layer: StateLayer, options: EngineOptions, dtype: str) -> int:
@@ -21,7 +24,7 @@ def state_bytes(layer: StateLayer, options: EngineOptions, dtype: str) -> int:
         options: Of the server; speculation lengthens the convolution's memory.
         dtype: Of the activations, which ``auto`` follows.
     """
-    ranks = options.tensor_parallel
+    ranks = _ranks(layer, options)
     conv_dtype = _conv_dtype(options, dtype)
     recurrent = layer.heads // ranks * prod(layer.state_shape) if layer.heads else 0
     return _conv_elements(layer, options) * element_bytes(conv_dtype) + recurrent * element_bytes(
@@ -34,12 +37,24 @@ def state_blocks(layer: StateLayer, options: EngineOptions) -> int:
     drafts = options.speculation.tokens if options.speculation else 0
     if options.mamba_cache_mode == "none":
         return 1 + drafts
-    exports = layer.kind == "mamba2" and options.version >= _CHECKPOINTS_SINCE
+    exports = _exports(layer, options) and options.version >= _CHECKPOINTS_SINCE
     return 2 + drafts + exports
 
 
+def _exports(layer: StateLayer, options: EngineOptions) -> bool:
+    """Return whether a prefill also fills a block with the state it passes."""
+    if layer.kind == "mamba2":
+        return True
+    major = (options.device.capability or ASSUMED_CAPABILITY)[0]
+    return layer.checkpointed and major in _KDA_MAJORS and options.dtype == "bfloat16"
+
+
+def _ranks(layer: StateLayer, options: EngineOptions) -> int:
+    return 1 if layer.replicated else options.tensor_parallel
+
+
 def _conv_elements(layer: StateLayer, options: EngineOptions) -> int:
-    ranks = options.tensor_parallel
+    ranks = _ranks(layer, options)
     if not layer.conv_channels:
         return 0
     groups = layer.groups

@@ -43,10 +43,10 @@ _PLAIN_CLASSES: Final = _names("""
     Apertus Aquila Arcee Baichuan BaiChuan BailingMoe BailingMoeV2 Bloom Cohere Deepseek Dots1
     Ernie4_5 Ernie4_5_Moe Exaone Flex FlexOlmo GPTJ GPTNeoX Gemma Glm Glm4 Glm4Moe Granite
     GraniteMoe GraniteMoeShared Helium HunYuanDenseV1 HunYuanMoEV1 HyperCLOVAX IQuestCoder
-    InternLM InternLM2 InternLM3 JAIS Jais2 LLaMA Llama Lucie MiMo MiniCPM MiniMaxM2 Nanbeige
-    Mixtral Nemotron OLMo OPT Olmo Olmo2 Olmoe Orion PanguEmbedded Param2MoE Persimmon Phi Phi3
-    PhiMoE QWen SarvamMoE SeedOss SmolLM3 Solar Starcoder2 StableLm Step1 TeleChat2 TeleChat3
-    TeleFLM Xverse Yi
+    InternLM InternLM2 InternLM3 JAIS Jais2 LLaMA Llama Lucie MiMo MiniCPM MiniMaxM2 Molmo
+    Nanbeige Mixtral Nemotron OLMo OPT Olmo Olmo2 Olmoe Orion PanguEmbedded Param2MoE Persimmon
+    Phi Phi3 PhiMoE QWen SarvamMoE SeedOss SmolLM3 Solar Starcoder2 StableLm Step1 TeleChat2
+    TeleChat3 TeleFLM Xverse Yi
 """)
 
 _UNIFORM_CLASSES: Final = _names("Qwen2 Qwen2Moe Qwen3 Qwen3Moe")
@@ -61,6 +61,7 @@ ATTENTION_CLASSES: Final[Mapping[str, AttentionFacts]] = {
     "JinaEmbeddingsV5Model": _PLAIN,
     "QWenLMHeadModel": _PLAIN,
     "Step3TextForCausalLM": _PLAIN,
+    "K2HorizonForCausalLM": _PLAIN,
     "MistralForCausalLM": AttentionFacts(window=4096),
     "MinistralForCausalLM": AttentionFacts(window=4096),
     "AfmoeForCausalLM": AttentionFacts(
@@ -77,6 +78,8 @@ ATTENTION_CLASSES: Final[Mapping[str, AttentionFacts]] = {
     "Cohere2MoeForCausalLM": AttentionFacts(
         full_every=4, window=4096, window_extra=1, head_dim=128
     ),
+    "CohereCompassForCausalLM": AttentionFacts(full_every=1, window=4096),
+    "DiffusionGemmaForBlockDiffusion": AttentionFacts(full_every=6, window=512, head_dim=256),
     "Exaone4ForCausalLM": AttentionFacts(full_every=4, window=4096),
     "ExaoneMoeForCausalLM": AttentionFacts(full_every=4, window=4096),
     "ExaoneMoEForCausalLM": AttentionFacts(full_every=4, window=4096),
@@ -169,6 +172,7 @@ CLASS_OF_TYPE: Final[Mapping[str, str]] = {
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "molmo2_text": "LlamaForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
@@ -187,6 +191,7 @@ CLASS_OF_TYPE: Final[Mapping[str, str]] = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_asr_text": "Qwen3ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_omni_moe_text": "Qwen3MoeForCausalLM",
@@ -202,11 +207,19 @@ CLASS_OF_TYPE: Final[Mapping[str, str]] = {
 
 # Wrappers around one language model whose text fields may lie at the top of the file.
 CLASS_OF_FLAT_WRAPPER: Final[Mapping[str, str]] = {
+    "BailingMoeV3VLForConditionalGeneration": "BailingMoeV3ForCausalLM",
     "ColBERTLfm2Model": "Lfm2ForCausalLM",
     "ColPaliForRetrieval": "GemmaForCausalLM",
+    "Cosmos3ForConditionalGeneration": "Qwen3ForCausalLM",
+    "DotsOCRForCausalLM": "Qwen2ForCausalLM",
+    "Ernie4_5_VLMoeForConditionalGeneration": "Ernie4_5_MoeForCausalLM",
     "GLM4VForCausalLM": "ChatGLMModel",
+    "IsaacForConditionalGeneration": "Qwen3ForCausalLM",
     "JinaForRanking": "Qwen3ForCausalLM",
     "JinaVLForRanking": "Qwen2ForCausalLM",
+    "KeyeForConditionalGeneration": "Qwen3ForCausalLM",
+    "KeyeVL1_5ForConditionalGeneration": "Qwen3ForCausalLM",
+    "KimiK3ForConditionalGeneration": "KimiLinearForCausalLM",
     "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",
     "MiniCPMO": "Qwen2ForCausalLM",
     "MiniCPMV": "Qwen2ForCausalLM",
@@ -214,7 +227,9 @@ CLASS_OF_FLAT_WRAPPER: Final[Mapping[str, str]] = {
     "Phi4MultimodalForCausalLM": "Phi3ForCausalLM",
     "MoonshotKimiaForCausalLM": "Qwen2ForCausalLM",
     "NVLM_D": "Qwen2ForCausalLM",
+    "PaddleOCRVLForConditionalGeneration": "Ernie4_5ForCausalLM",
     "Phi3VForCausalLM": "Phi3ForCausalLM",
+    "Phi4ForCausalLMV": "Phi3ForCausalLM",
     "Phi4MMForCausalLM": "Phi3ForCausalLM",
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
@@ -222,6 +237,26 @@ CLASS_OF_FLAT_WRAPPER: Final[Mapping[str, str]] = {
 
 # Fields a class's own defaults fill in when a nested text config leaves them out.
 FIELDS_OF_TYPE: Final[Mapping[str, Mapping[str, int]]] = {
+    "gemma": {
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "num_hidden_layers": 28,
+        "hidden_size": 3072,
+        "intermediate_size": 24576,
+        "vocab_size": 256000,
+        "max_position_embeddings": 8192,
+    },
+    "gemma2": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "num_hidden_layers": 26,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "vocab_size": 256000,
+        "max_position_embeddings": 8192,
+    },
     "gemma3_text": {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
@@ -233,6 +268,8 @@ FIELDS_OF_TYPE: Final[Mapping[str, Mapping[str, int]]] = {
         "num_attention_heads": 32,
         "num_hidden_layers": 32,
         "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "vocab_size": 32000,
         "max_position_embeddings": 2048,
     },
     "mistral": {
@@ -240,7 +277,27 @@ FIELDS_OF_TYPE: Final[Mapping[str, Mapping[str, int]]] = {
         "num_key_value_heads": 8,
         "num_hidden_layers": 32,
         "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "vocab_size": 32000,
         "max_position_embeddings": 131072,
+    },
+    "opt": {
+        "num_attention_heads": 12,
+        "num_hidden_layers": 12,
+        "hidden_size": 768,
+        "ffn_dim": 3072,
+        "word_embed_proj_dim": 768,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+    },
+    "qwen2": {
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
     },
 }
 
@@ -255,3 +312,6 @@ PLUGIN_CLASSES: Final = _names("""
     BartForConditionalGeneration BartModel Florence2ForConditionalGeneration
     MBartForConditionalGeneration Nemotron3_5AsrForRNNT
 """)
+
+# All that a server may take beside text; Kimi K2.5 takes images in pieces of its own.
+MODALITIES: Final = frozenset({"image", "video", "audio", "vision_chunk"})

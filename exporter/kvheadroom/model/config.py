@@ -16,6 +16,17 @@ from kvheadroom.model.classes import (
     STATE_CLASSES,
 )
 from kvheadroom.model.context_length import read_context_length
+from kvheadroom.model.families.indexed import (
+    convolved_blocks,
+    delta_net_key_blocks,
+    delta_net_positioned_key_blocks,
+    listed_indexer_blocks,
+    own_draft_blocks,
+    padded_latent_blocks,
+    pooled_key_blocks,
+    scored_blocks,
+    sourced_blocks,
+)
 from kvheadroom.model.families.latent import (
     compressed_block,
     compressed_blocks,
@@ -40,6 +51,14 @@ from kvheadroom.model.families.softmax import (
     step3p5_blocks,
 )
 from kvheadroom.model.families.speech import decoder_blocks
+from kvheadroom.model.families.windows import (
+    chunk_as_window_blocks,
+    listed_window_blocks,
+    looped_blocks,
+    paired_blocks,
+    pangu_blocks,
+    unrotated_full_blocks,
+)
 from kvheadroom.model.fields import (
     Config,
     optional_whole,
@@ -51,9 +70,13 @@ from kvheadroom.model.layers import (
     Block,
     KernelTraits,
     LatentLayer,
+    Layer,
     ModelLayers,
+    RingLayer,
+    SourceLayer,
     StateLayer,
 )
+from kvheadroom.model.own_fields import OWN_FIELDS, OWN_FIELDS_OF_WRAPPER
 
 _TEXT_SECTIONS: Final = ("text_config", "llm_config", "language_config", "language_model_config")
 _MOST_DRAFT_MODULES: Final = 100
@@ -70,19 +93,34 @@ _IMAGE_PREFIX_TYPES: Final = frozenset({"gemma3", "bagel", "molmo2", "moondream3
 # Classes whose layers no field describes in the common way.
 _OWN_READERS: Final[Mapping[str, Callable[[Config], tuple[Block, ...]]]] = {
     **dict.fromkeys(DECODER_SECTIONS, decoder_blocks),
+    "Cosmos3EdgeForConditionalGeneration": paired_blocks,
     "DbrxForCausalLM": dbrx_blocks,
     "DeciLMForCausalLM": searched_blocks,
     "DeepseekV4ForCausalLM": compressed_blocks,
+    "DeepseekV41ForCausalLM": sourced_blocks,
+    "Dots3NoteForCausalLM": padded_latent_blocks,
     "FalconForCausalLM": falcon_blocks,
     "GPTBigCodeForCausalLM": bigcode_blocks,
+    "Glm5NextForCausalLM": pooled_key_blocks,
     "HrmTextForCausalLM": hrm_blocks,
+    "HYV4ForCausalLM": listed_indexer_blocks,
+    "IQuestLoopCoderForCausalLM": looped_blocks,
+    "InklingForCausalLM": convolved_blocks,
     "Llama4ForCausalLM": llama4_blocks,
     "MiMoV2FlashForCausalLM": mimo2_blocks,
     "MiMoV2ForCausalLM": mimo2_blocks,
+    "MiMoV2OmniForCausalLM": mimo2_blocks,
     "MPTForCausalLM": dbrx_blocks,
     "MptForCausalLM": dbrx_blocks,
+    "MiniMaxM3SparseForCausalLM": scored_blocks,
     "MiniCPM3ForCausalLM": expanded_latent_blocks,
+    "MuseGlimmerForCausalLM": unrotated_full_blocks,
+    "PanguProMoEV2ForCausalLM": pangu_blocks,
+    "Plamo3ForCausalLM": listed_window_blocks,
+    "Qwen4ExpForCausalLM": delta_net_key_blocks,
+    "Qwen4ExpForConditionalGeneration": delta_net_positioned_key_blocks,
     "RWForCausalLM": falcon_blocks,
+    "Rnj1ForCausalLM": chunk_as_window_blocks,
     "Step3p5ForCausalLM": step3p5_blocks,
     "WhisperForConditionalGeneration": decoder_blocks,
 }
@@ -100,7 +138,7 @@ def read_model(config: Mapping[str, Any]) -> ModelLayers:
     """
     text = language_config(config)
     named = _architecture(config)
-    architecture = _text_class(named, text, config)
+    architecture = text_class(config)
     encoder = architecture in ENCODER_CLASSES or _is_bidirectional(named, config, text)
     blocks = () if encoder else _blocks(architecture, text)
     return ModelLayers(
@@ -118,6 +156,7 @@ def read_model(config: Mapping[str, Any]) -> ModelLayers:
         traits=_traits(config, text, blocks),
         ignores_kv_cache_dtype=architecture in {"FalconForCausalLM", "RWForCausalLM"},
         attention_first=architecture == "Zamba2ForCausalLM",
+        block_outermost=any(map(_packs_pages, {layer for block in set(blocks) for layer in block})),
     )
 
 
@@ -131,8 +170,15 @@ def language_config(config: Config) -> Config:
         text = section(inner, name)
         if text:
             defaults = FIELDS_OF_TYPE.get(str(text.get("model_type")), {})
-            return {**defaults, **text}
-    return inner
+            return {**defaults, **_own_fields(config, text), **text}
+    own = _own_fields(config, inner)
+    return {**own, **inner} if own else inner
+
+
+def _own_fields(config: Config, text: Config) -> Config:
+    """Return what the class of the text's config fills in."""
+    own = OWN_FIELDS.get(str(text.get("model_type")))
+    return OWN_FIELDS_OF_WRAPPER.get(str(config.get("model_type")), {}) if own is None else own
 
 
 def _decoder_section(config: Config, path: tuple[str, ...]) -> Config:
@@ -153,12 +199,13 @@ def _architecture(config: Config) -> str:
     return names[0].partition(" ")[0]
 
 
-def _text_class(named: str, text: Config, config: Config) -> str:
-    """Return the class whose rules the text layers follow.
+def text_class(config: Config) -> str:
+    """Return the class whose rules the text layers of *config* follow.
 
     Raises:
         ModelConfigError: No class of that name is known, nor one for the text's ``model_type``.
     """
+    named, text = _architecture(config), language_config(config)
     if named in PLUGIN_CLASSES:
         raise ModelConfigError(
             f"{named} is served by vLLM only with a plug-in, whose cache is not known here"
@@ -221,7 +268,7 @@ def _blocks(architecture: str, text: Config) -> tuple[Block, ...]:
     if architecture in _OWN_READERS:
         return _OWN_READERS[architecture](text)
     facts = ATTENTION_CLASSES[architecture]
-    if architecture == "Gemma4ForCausalLM":
+    if architecture in {"Gemma4ForCausalLM", "DiffusionGemmaForBlockDiffusion"}:
         return gemma4_blocks(text, facts)
     return own_caches(text, softmax_blocks(text, facts))
 
@@ -232,10 +279,13 @@ def _draft_blocks(architecture: str, text: Config, blocks: tuple[Block, ...]) ->
     count = 1 if count is None else count
     if count > _MOST_DRAFT_MODULES:
         raise ModelConfigError(f"config.json: {count} draft modules are not credible")
+    own = own_draft_blocks(architecture, text, blocks, count)
+    if own is not None:
+        return own
     match architecture:
         case "DeepseekV4ForCausalLM":
             return (compressed_block(text, 1),) * count
-        case "MiMoV2FlashForCausalLM" | "MiMoV2ForCausalLM":
+        case "MiMoV2FlashForCausalLM" | "MiMoV2ForCausalLM" | "MiMoV2OmniForCausalLM":
             return (mimo2_sliding(text),)
         case "Qwen3NextForCausalLM" | "Qwen3_5ForCausalLM" | "Qwen3_5MoeForCausalLM":
             return (softmax_block(text),) * count
@@ -254,6 +304,13 @@ def _is_full(block: Block) -> bool:
     ) and not any(isinstance(layer, StateLayer) for layer in block)
 
 
+def _packs_pages(layer: Layer) -> bool:
+    """Return whether the kernels of *layer* read pages of several sizes side by side."""
+    if isinstance(layer, LatentLayer):
+        return layer.compressed or layer.stored_dim > 0
+    return isinstance(layer, RingLayer | SourceLayer)
+
+
 def _traits(config: Config, text: Config, blocks: tuple[Block, ...]) -> KernelTraits:
     attention = {
         layer for block in set(blocks) for layer in block if isinstance(layer, AttentionLayer)
@@ -270,6 +327,8 @@ def _traits(config: Config, text: Config, blocks: tuple[Block, ...]) -> KernelTr
         index_topk=optional_whole(text, "index_topk"),
         image_prefix=str(config.get("model_type")) in _IMAGE_PREFIX_TYPES,
         mixed_head_dims=len(dims) > 1,
+        looks_ahead=_architecture(config) == "DiffusionGemmaForBlockDiffusion",
+        looks_back=_architecture(config) == "Rnj1ForCausalLM",
     )
 
 

@@ -17,10 +17,11 @@ _HYBRID_CLASSES: Final = frozenset(
     BailingMoeV2_5ForCausalLM BailingMoeV3ForCausalLM BailingMoeV3VLForConditionalGeneration
     BambaForCausalLM ColBERTLfm2Model FalconH1ForCausalLM Glm5NextForCausalLM
     Glm5NextForConditionalGeneration GraniteMoeHybridForCausalLM
-    InternS2PreviewForConditionalGeneration
+    InternS2MobiusForConditionalGeneration InternS2PreviewForConditionalGeneration
     JambaForCausalLM JambaForSequenceClassification KimiK3ForConditionalGeneration
     KimiLinearForCausalLM Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm2VlForConditionalGeneration
-    MiniCPMV4_6ForConditionalGeneration MiniMaxForCausalLM MiniMaxM1ForCausalLM
+    MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration
+    MiniMaxForCausalLM MiniMaxM1ForCausalLM
     MiniMaxText01ForCausalLM NemotronHForCausalLM NemotronHPuzzleForCausalLM
     NemotronH_Nano_Omni_Reasoning_V3 NemotronH_Nano_VL_V2 NemotronH_Omni_Reasoning_V3
     NemotronH_Super_Omni_Reasoning_V3 OlmoHybridForCausalLM Plamo2ForCausalLM Qwen3NextForCausalLM

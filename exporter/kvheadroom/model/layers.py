@@ -17,6 +17,7 @@ class AttentionLayer:
         window: Tokens a sliding window keeps; ``None`` keeps all.
         chunk: Tokens of a chunk that is attended locally; ``None`` keeps all.
         sink: Attends to a learned sink as well, which not every kernel can.
+        sink_tokens: Learned keys and values that stand before those of every request.
     """
 
     kv_heads: int
@@ -25,6 +26,7 @@ class AttentionLayer:
     window: int | None = None
     chunk: int | None = None
     sink: bool = False
+    sink_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class LatentLayer:
         compress_ratio: Tokens that one stored row stands for (DeepSeek-V4); 1 elsewhere.
         compressed: The layer is one of DeepSeek-V4: a window of packed rows and, above ratio 1,
             rows that stand for several tokens beside it.
+        stored_dim: Elements of a row, where it is padded to another layer's; 0 where it is not.
     """
 
     latent_dim: int
@@ -47,6 +50,77 @@ class LatentLayer:
     window: int | None = None
     compress_ratio: int = 1
     compressed: bool = False
+    stored_dim: int = 0
+
+    @property
+    def row_dim(self) -> int:
+        """Elements of one stored row."""
+        return self.stored_dim or self.latent_dim + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLayer:
+    """A layer of DeepSeek-V4.1: a window of its own, and rows that later layers read as well.
+
+    Attributes:
+        row_dim: Elements of a row.
+        window: Tokens of the window.
+        source_ratio: Tokens that one of the rows it stores beside the window stands for; 0 when it
+            stores none and reads those of an earlier layer.
+        indexer_dim: Elements of the indexer's key per row; ``None`` without an indexer.
+    """
+
+    row_dim: int
+    window: int
+    source_ratio: int = 0
+    indexer_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLayer:
+    """Keys that a sparse indexer scores, beside the attention itself; the same on every rank.
+
+    Attributes:
+        dim: Elements of one key.
+        tokens_per_key: Tokens that one key stands for.
+        quantized: Stored in 8 bits with scales; otherwise in 16.
+        kernel_keys: Keys of a page that the scoring kernel takes; empty where any number will do.
+    """
+
+    dim: int
+    tokens_per_key: int = 1
+    quantized: bool = False
+    kernel_keys: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RingLayer:
+    """Rows of the tokens that are not folded into a key yet: one block per request.
+
+    Attributes:
+        row_bytes: Bytes of one token.
+        group_tokens: Tokens that are folded into one key.
+        doubles: The groups it holds are a power of two.
+    """
+
+    row_bytes: int
+    group_tokens: int
+    doubles: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionLayer:
+    """The inputs that short convolutions still need, kept as a window of tokens (Inkling).
+
+    Attributes:
+        kv_heads: Heads that they are divided by, of the whole model.
+        head_dim: Elements of one head's part.
+        taps: Of the convolution: the window.
+    """
+
+    kv_heads: int
+    head_dim: int
+    taps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +137,8 @@ class StateLayer:
         state_dim: Elements per group that the convolution carries twice (Mamba 2).
         recurrent_dtype: What the model prescribes for the recurrent state; ``None`` follows the
             server's setting.
+        checkpointed: A kernel of newer GPUs exports the state in the middle of a prefill.
+        replicated: Every rank keeps the whole state.
     """
 
     kind: StateKind
@@ -73,6 +149,8 @@ class StateLayer:
     groups: int = 0
     state_dim: int = 0
     recurrent_dtype: str | None = None
+    checkpointed: bool = False
+    replicated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +166,16 @@ class CrossAttentionLayer:
     head_dim: int
 
 
-Layer = AttentionLayer | LatentLayer | StateLayer | CrossAttentionLayer
+Layer = (
+    AttentionLayer
+    | LatentLayer
+    | SourceLayer
+    | KeyLayer
+    | RingLayer
+    | ConvolutionLayer
+    | StateLayer
+    | CrossAttentionLayer
+)
 Block = tuple[Layer, ...]
 
 
@@ -106,6 +193,8 @@ class KernelTraits:
         index_topk: Tokens a sparse indexer selects; ``None`` without one.
         image_prefix: The tokens of one image see each other both ways.
         mixed_head_dims: Heads differ in size from layer to layer.
+        looks_ahead: Some tokens of a batch see those behind them, others do not.
+        looks_back: Chunks of tokens see the chunk before.
     """
 
     query_heads: int = 0
@@ -116,6 +205,8 @@ class KernelTraits:
     index_topk: int | None = None
     image_prefix: bool = False
     mixed_head_dims: bool = False
+    looks_ahead: bool = False
+    looks_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +229,8 @@ class ModelLayers:
             asked for.
         attention_first: The attention layers are built before the others, shared blocks that
             several decoder layers use (Zamba 2).
+        block_outermost: Its kernels want the pages of all layers of a block side by side, so that
+            pages may differ in size.
     """
 
     architecture: str
@@ -150,6 +243,7 @@ class ModelLayers:
     traits: KernelTraits = KernelTraits()
     ignores_kv_cache_dtype: bool = False
     attention_first: bool = False
+    block_outermost: bool = False
 
     def __hash__(self) -> int:
         # Of what tells models apart: the layers of a large one take longer than all else to hash.

@@ -20,6 +20,8 @@ from kvheadroom.model.fields import (
 )
 from kvheadroom.model.layers import AttentionLayer, Block, StateLayer
 
+# Elements of the only head that the kernel which exports states in the middle of a prefill takes.
+_CHECKPOINTED_DIM: Final = 128
 _ATTENTION: Final = frozenset({"full_attention", "attention", "*", "global_attention"})
 
 
@@ -61,8 +63,8 @@ def _types(text: Config, *names: str) -> tuple[str, ...] | None:
     return None
 
 
-def _delta_net(text: Config) -> Block:
-    """Return one gated delta net layer (Qwen3-Next, Qwen3.5, OLMo-Hybrid)."""
+def delta_net(text: Config) -> Block:
+    """Return one gated delta net layer (Qwen3-Next and later, OLMo-Hybrid)."""
     keys, values = whole(text, "linear_num_key_heads"), whole(text, "linear_num_value_heads")
     key_dim, value_dim = whole(text, "linear_key_head_dim"), whole(text, "linear_value_head_dim")
     prescribed = text.get("mamba_ssm_dtype")
@@ -85,11 +87,12 @@ def _delta_net_blocks(text: Config) -> tuple[Block, ...]:
         for index in range(layer_count(text))
     )
     return _mixed(
-        types, {"linear_attention": _delta_net(text), "full_attention": softmax_block(text)}
+        types, {"linear_attention": delta_net(text), "full_attention": softmax_block(text)}
     )
 
 
-def _kda_layer(heads: int, dim: int, kernel: int) -> Block:
+def kda_layer(heads: int, dim: int, kernel: int, *, bounded: bool = False) -> Block:
+    """Return one Kimi delta attention layer, whose gate may have a lower bound."""
     return (
         StateLayer(
             kind="kda",
@@ -98,6 +101,7 @@ def _kda_layer(heads: int, dim: int, kernel: int) -> Block:
             heads=heads,
             state_shape=(dim, dim),
             recurrent_dtype="float32",
+            checkpointed=bounded and dim == _CHECKPOINTED_DIM,
         ),
     )
 
@@ -108,10 +112,11 @@ def _kimi_linear_blocks(text: Config) -> tuple[Block, ...]:
     types = _types(text, "layer_types")
     if not linear and types is None:
         return (full,) * layer_count(text)
-    state = _kda_layer(
+    state = kda_layer(
         whole({**text, **linear}, "linear_num_heads", "num_heads"),
         whole(linear, "head_dim") if linear else whole(text, "linear_head_dim"),
         whole({**text, **linear}, "short_conv_kernel_size", "linear_conv_kernel_dim", default=4),
+        bounded=linear.get("gate_lower_bound") is not None,
     )
     if not linear:
         return _mixed(types or (), {"linear_attention": state, "full_attention": full})
@@ -132,7 +137,7 @@ def _bailing_linear_blocks(text: Config) -> tuple[Block, ...]:
 
 def _bailing_kda_blocks(text: Config) -> tuple[Block, ...]:
     count, every = layer_count(text), whole(text, "layer_group_size", default=1)
-    state = _kda_layer(
+    state = kda_layer(
         query_heads(text), head_dim(text), whole(text, "short_conv_kernel_size", default=4)
     )
     full: Block = (latent_layer(text, indexed=False),)

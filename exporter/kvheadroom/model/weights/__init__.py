@@ -1,6 +1,6 @@
 """Bytes of a model's parameters: on each rank, and in its checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from kvheadroom.errors import ModelConfigError
@@ -30,6 +30,8 @@ def weights_bytes(
     quantization: str | None = None,
     capability: tuple[int, int] | None = None,
     runner: str = "generate",
+    without: Collection[str] = (),
+    towers_by_request: bool = False,
     offload_bytes: int = 0,
 ) -> tuple[int, ...]:
     """Return the bytes of parameters on one rank of every pipeline stage, first stage first.
@@ -44,6 +46,10 @@ def weights_bytes(
         quantization: ``--quantization``; ``None`` follows the checkpoint.
         capability: Compute capability of the GPU; some kernels pad experts to their tiles.
         runner: ``pooling`` builds no output head.
+        without: Modalities that the server takes none of (``image``, ``video``, ``audio``); towers
+            of nothing else are not built.
+        towers_by_request: Ranks share out requests to encode instead of cutting the towers
+            (``--mm-encoder-tp-mode data``), where the class can.
         offload_bytes: ``--cpu-offload-gb`` of each rank: parameters of its layers are moved to the
             CPU, whole and in their order, until they reach this.
 
@@ -72,6 +78,8 @@ def weights_bytes(
         quantization,
         capability,
         runner == "pooling",
+        frozenset(without),
+        towers_by_request,
         offload_bytes,
     )
     return stages_bytes(config, asked)

@@ -114,7 +114,9 @@ def latent_attention(
         name: Module of the attention inside the layer.
         fused: The two matrices that lead in are one.
     """
-    latent, rope = c.whole("kv_lora_rank"), c.whole("qk_rope_head_dim")
+    latent = c.whole("kv_lora_rank")
+    # GLM-5-Next states 0: its latent attention does not rotate.
+    rope = 0 if c.get("qk_rope_head_dim") == 0 else c.whole("qk_rope_head_dim")
     nope, value = c.whole("qk_nope_head_dim"), c.whole("v_head_dim")
     query_rank = c.count("q_lora_rank")
     query_rows = c.heads * (nope + rope)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvheadroom.model.weights.attention import grouped_attention, latent_attention
-from kvheadroom.model.weights.family import Ends, Family
+from kvheadroom.model.weights.family import UNTIED, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import (
@@ -125,7 +125,6 @@ def _sarvam_latent(c: Fields, r: Ranks, index: int) -> list[Part]:
 
 
 _DENSE: Final = gated(bias="use_bias")
-_ENDS: Final = Ends(embedding="first")
 _BAILING: Final = Family(
     layer(
         _attention,
@@ -148,14 +147,14 @@ BAILING: Final[Mapping[str, Family]] = {
             either(_is_linear, _linear_attention, latent_attention),
             either(_is_routed, _LATER_EXPERTS, _DENSE),
         ),
-        _ENDS,
+        UNTIED,
     ),
     "BailingMoeV3ForCausalLM": Family(
         layer(
             either(_is_delta, _delta_attention, _gated_latent),
             either(_is_routed, _experts(router_bytes=FLOAT32), _DENSE),
         ),
-        _ENDS,
+        UNTIED,
         {"moe_router_enable_expert_bias": True},
     ),
     "Param2MoEForCausalLM": Family(

@@ -5,7 +5,7 @@ from typing import Final
 
 from kvheadroom.model.weights.attention import Heads, grouped_attention
 from kvheadroom.model.weights.dense import has_sinks
-from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
+from kvheadroom.model.weights.family import EVERY_STAGE, UNTIED, UNTIED_EVERY_STAGE, Ends, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import (
@@ -184,7 +184,7 @@ _GLM4_MOE: Final = Family(
             gated(),
         ),
     ),
-    Ends(embedding="first"),
+    UNTIED,
 )
 _MIMO_V2: Final = Family(
     layer(
@@ -196,7 +196,8 @@ _MIMO_V2: Final = Family(
             ),
             gated(),
         ),
-    )
+    ),
+    Ends(never_tied=True),
 )
 
 EXPERTS: Final[Mapping[str, Family]] = {
@@ -215,14 +216,14 @@ EXPERTS: Final[Mapping[str, Family]] = {
     "Qwen3MoeForCausalLM": _QWEN3_MOE,
     "OlmoeForCausalLM": Family(
         layer(grouped_attention(head_norms="width"), routed("num_experts", "intermediate_size")),
-        EVERY_STAGE,
+        UNTIED_EVERY_STAGE,
     ),
     "GptOssForCausalLM": Family(
         layer(
             grouped_attention(name="attn", qkv_bias=True, output_bias=True, sinks=True),
             routed("num_local_experts", "intermediate_size", router_bias=True, bias=True),
         ),
-        EVERY_STAGE,
+        UNTIED_EVERY_STAGE,
     ),
     "GraniteMoeForCausalLM": _GRANITE_MOE,
     "GraniteMoeSharedForCausalLM": _GRANITE_MOE,
@@ -312,7 +313,7 @@ EXPERTS: Final[Mapping[str, Family]] = {
                 correction="use_routing_bias",
             ),
         ),
-        Ends(embedding="first"),
+        UNTIED,
     ),
     "Llama4ForCausalLM": Family(
         layer(
@@ -344,6 +345,7 @@ EXPERTS: Final[Mapping[str, Family]] = {
                 ),
                 gated(),
             ),
-        )
+        ),
+        Ends(never_tied=True),
     ),
 }

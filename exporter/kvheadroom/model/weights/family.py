@@ -1,7 +1,7 @@
 """What a class of models is made of, and how pipeline stages share its two ends."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from kvheadroom.model.weights.fields import Fields
@@ -29,6 +29,7 @@ class Ends:
         norm_bias: That normalization shifts, too.
         head_bias: The head has a bias.
         always_tied: The class has no head of its own whatever the config says.
+        never_tied: It always has one.
     """
 
     embedding: Literal["first", "tied_last", "every", "none"] = "tied_last"
@@ -37,6 +38,7 @@ class Ends:
     norm_bias: bool = False
     head_bias: bool = False
     always_tied: bool = False
+    never_tied: bool = False
 
     def held(self, c: Fields, part: str, *, first: bool, last: bool) -> bool:
         """Return whether a stage holds the ``embedding``, ``head`` or ``norm``."""
@@ -44,7 +46,7 @@ class Ends:
         where = {"embedding": self.embedding, "head": self.head, "norm": self.norm}[part]
         stages = {"every": True, "first": first, "last": last, "none": False}
         stages["tied_last"] = first or (tied and last)
-        return stages[where] and not (part == "head" and tied)
+        return stages[where] and not (part == "head" and tied and not self.never_tied)
 
     def parts(self, c: Fields, r: Ranks, *, first: bool, last: bool) -> list[Part]:
         """Return the parameters of one stage's ends."""
@@ -60,6 +62,10 @@ class Ends:
 
 EVERY_STAGE: Final = Ends(embedding="every", head="every", norm="every")
 """Of the classes that do not look at their stage: each stage holds both ends."""
+UNTIED_EVERY_STAGE: Final = replace(EVERY_STAGE, never_tied=True)
+"""Of those among them that do not look at ``tie_word_embeddings`` either."""
+UNTIED: Final = Ends(embedding="first", never_tied=True)
+"""Of the classes that look at their stage, but not at ``tie_word_embeddings``."""
 
 
 def _rows(c: Fields) -> int:
@@ -76,11 +82,11 @@ class Family:
         defaults: What the class assumes for a field the file leaves out.
         every: More parameters on every stage.
         inputs: More parameters wherever the embedding is.
-        tower: An encoder of other modalities, on every stage, from the whole config.
-        nested: The language model's fields are in ``text_config`` where there is one.
+        last: More parameters on the last stage.
         staged: Stages divide the layers; otherwise each holds all of them.
         encoder: One of the ``encoder_layers`` that stages divide like the decoder's.
         layers: Names of the field that counts the layers.
+        halves: Parts of a counted layer that stages may part; each is a block.
         keeps_head: A pooling server builds the output head that it never uses.
     """
 
@@ -89,11 +95,11 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     every: Extra | None = None
     inputs: Extra | None = None
-    tower: Extra | None = None
-    nested: bool = False
+    last: Extra | None = None
     staged: bool = True
     encoder: Block | None = None
     layers: tuple[str, ...] = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    halves: int = 1
     keeps_head: bool = False
 
 

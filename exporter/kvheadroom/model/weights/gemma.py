@@ -19,7 +19,9 @@ from kvheadroom.model.weights.parts import (
     vocabulary,
 )
 
-_ENDS: Final = Ends(embedding="every", norm="every", always_tied=True)
+_ALWAYS_TIED: Final = Ends(embedding="every", norm="every", always_tied=True)
+_ENDS: Final = Ends(embedding="every", norm="every")
+_TIED: Final = {"tie_word_embeddings": True}
 
 
 def _is_shared(c: Fields, index: int) -> bool:
@@ -104,7 +106,7 @@ def _gemma3n_feed_forward(c: Fields, r: Ranks, index: int) -> list[Part]:
     return gated(lambda _c: width)(c, r, index)
 
 
-def _gemma3n_mixing(c: Fields, _r: Ranks, _index: int) -> list[Part]:
+def _gemma3n_mixing(c: Fields, r: Ranks, _index: int) -> list[Part]:
     """Return the alternating updates and the low-rank residual of one layer."""
     streams, rank = c.layers("altup_num_inputs"), c.whole("laurel_rank")
     return [
@@ -113,8 +115,8 @@ def _gemma3n_mixing(c: Fields, _r: Ranks, _index: int) -> list[Part]:
         replicated("altup.prediction_coefs", streams, streams**2, quantizable=False),
         replicated("altup.modality_router", c.hidden, streams, quantizable=False),
         norm(c.hidden),
-        replicated("laurel.linear_left", c.hidden, rank),
-        replicated("laurel.linear_right", rank, c.hidden),
+        column(r, "laurel.linear_left", c.hidden, rank),
+        row(r, "laurel.linear_right", rank, c.hidden),
         norm(c.hidden),
     ]
 
@@ -130,7 +132,7 @@ _GEMMA2: Final = Family(
         gated(),
         norms=4,
     ),
-    _ENDS,
+    _ALWAYS_TIED,
     {"head_dim": 256},
 )
 GEMMA3: Final = Family(
@@ -143,6 +145,7 @@ GEMMA3: Final = Family(
     ),
     _ENDS,
     {
+        **_TIED,
         "head_dim": 256,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
@@ -154,7 +157,9 @@ GEMMA3: Final = Family(
 )
 
 GEMMA: Final[Mapping[str, Family]] = {
-    "GemmaForCausalLM": Family(layer(grouped_attention(), gated()), _ENDS, {"head_dim": 256}),
+    "GemmaForCausalLM": Family(
+        layer(grouped_attention(), gated()), _ENDS, {**_TIED, "head_dim": 256}
+    ),
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma2Model": _GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
@@ -167,7 +172,7 @@ GEMMA: Final[Mapping[str, Family]] = {
             _per_layer_inputs,
             norms=4,
         ),
-        _ENDS,
+        _ALWAYS_TIED,
         {
             "head_dim": 256,
             "altup_num_inputs": 4,
@@ -181,7 +186,12 @@ GEMMA: Final[Mapping[str, Family]] = {
     "Gemma4ForCausalLM": Family(
         layer(_gemma4_attention, _gemma4_feed_forward, _per_layer_inputs, norms=4),
         _ENDS,
-        {"head_dim": 256, "global_head_dim": 512, "hidden_size_per_layer_input": 256},
+        {
+            **_TIED,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "hidden_size_per_layer_input": 256,
+        },
         every=_per_layer_table,
     ),
     "VaultGemmaForCausalLM": Family(

@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from typing import Final
 
-from kvheadroom.model.weights.attention import grouped_attention, latent_attention
+from kvheadroom.model.weights.attention import grouped_attention
 from kvheadroom.model.weights.experts import (
     BLOCK_SPARSE,
-    after_dense_layers,
     granite_shared,
     qwen_routed,
     sparse_by_step,
 )
-from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
+from kvheadroom.model.weights.family import EVERY_STAGE, UNTIED_EVERY_STAGE, Ends, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import FLOAT32, Part, Ranks, Tensor, column, norm, row, share
@@ -20,7 +19,6 @@ from kvheadroom.model.weights.states import (
     Mamba2,
     full_rank_delta_net,
     gated_delta_net,
-    kimi_delta_attention,
     mamba1,
     mamba2,
     short_convolution,
@@ -150,15 +148,6 @@ def _lfm2_is_attention(c: Fields, index: int) -> bool:
     return bool(c.at("layer_types", index) == "full_attention")
 
 
-def _kimi_is_full(c: Fields, index: int) -> bool:
-    # The list counts layers from one.
-    return index + 1 in c.part("linear_attn_config").per_layer("full_attn_layers")
-
-
-def _kimi_shared_width(c: Fields) -> int:
-    return c.whole("moe_intermediate_size") * c.whole("num_shared_experts")
-
-
 def _minimax_is_full(c: Fields, index: int) -> bool:
     if c.per_layer("attn_type_list"):
         return bool(c.at("attn_type_list", index))
@@ -246,7 +235,7 @@ HYBRID: Final[Mapping[str, Family]] = {
                 gated(name="feed_forward"),
             ),
         ),
-        EVERY_STAGE,
+        UNTIED_EVERY_STAGE,
     ),
     "OlmoHybridForCausalLM": Family(
         layer(
@@ -296,7 +285,7 @@ HYBRID: Final[Mapping[str, Family]] = {
     ),
     "Qwen3NextForCausalLM": Family(
         layer(_QWEN_HYBRID, either(sparse_by_step, qwen_routed, gated())),
-        Ends(embedding="every", head="every"),
+        Ends(embedding="every", head="every", never_tied=True),
     ),
     "Qwen3_5ForCausalLM": Family(QWEN3_5, _QWEN_ENDS),
     "Qwen3_5MoeForCausalLM": Family(QWEN3_5_MOE, _QWEN_ENDS),
@@ -305,8 +294,8 @@ HYBRID: Final[Mapping[str, Family]] = {
             _LFM2_MIXER,
             gated(_lfm2_width, name="feed_forward", lead_in="w13", lead_out="w2"),
         ),
-        Ends(embedding="every"),
-        {"tie_word_embeddings": True, "block_auto_adjust_ff_dim": True},
+        Ends(embedding="every", always_tied=True),
+        {"block_auto_adjust_ff_dim": True},
     ),
     "Lfm2MoeForCausalLM": Family(
         layer(
@@ -322,24 +311,7 @@ HYBRID: Final[Mapping[str, Family]] = {
                 ),
             ),
         ),
-        Ends(embedding="every"),
-        {"tie_word_embeddings": True},
-    ),
-    "KimiLinearForCausalLM": Family(
-        layer(
-            either(_kimi_is_full, latent_attention, kimi_delta_attention),
-            either(
-                after_dense_layers,
-                routed(
-                    "num_experts",
-                    "moe_intermediate_size",
-                    shared=gated(_kimi_shared_width, name="mlp.shared_experts"),
-                    correction=True,
-                ),
-                gated(),
-            ),
-        ),
-        Ends(embedding="first"),
+        Ends(embedding="every", always_tied=True),
     ),
     "Zamba2ForCausalLM": Family(
         _zamba2_layer,

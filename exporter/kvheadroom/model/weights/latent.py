@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from kvheadroom.model.weights.attention import latent_attention
+from kvheadroom.model.weights.attention import grouped_attention, latent_attention
 from kvheadroom.model.weights.experts import after_dense_layers, optional_shared
-from kvheadroom.model.weights.family import EVERY_STAGE, Ends, Family
+from kvheadroom.model.weights.family import EVERY_STAGE, UNTIED, Family
 from kvheadroom.model.weights.feed_forward import either, gated, layer, routed
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import (
@@ -47,7 +47,7 @@ def _experts(c: Fields, r: Ranks, index: int) -> list[Part]:
 _FEED_FORWARD: Final = either(after_dense_layers, _experts, gated())
 
 
-def _indexer(c: Fields, _r: Ranks, _index: int) -> list[Part]:
+def indexer(c: Fields, _r: Ranks, _index: int) -> list[Part]:
     """Return what chooses the tokens that sparse attention reads, whole on every rank."""
     heads, dim = c.whole("index_n_heads"), c.whole("index_head_dim")
     return [
@@ -113,12 +113,12 @@ def _v4_compressor(c: Fields, dim: int, ratio: int) -> list[Part]:
     ]
 
 
-def _v4_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
+def one_key_attention(c: Fields, r: Ranks) -> list[Part]:
     """Return attention with one key head, whose output passes groups of a low rank."""
     dim, rank = c.head_dim, c.whole("q_lora_rank")
     groups, group_rank = c.whole("o_groups"), c.whole("o_lora_rank")
     own_heads = share(c.heads, r.tensor, "attention heads")
-    parts: list[Part] = [
+    return [
         Tensor(max(own_heads, _V4_LEAST_HEADS), FLOAT32),
         replicated("attn.fused_wqa_wkv", c.hidden, rank, dim),
         norm(rank + dim),
@@ -126,9 +126,13 @@ def _v4_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
         column(r, "attn.wo_a", c.heads * dim // groups, groups * group_rank),
         row(r, "attn.wo_b", groups * group_rank, c.hidden),
     ]
+
+
+def _v4_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
+    parts, rank = one_key_attention(c, r), c.whole("q_lora_rank")
     ratio = c.at("compress_ratios", index)
     if ratio and ratio > 1:
-        parts += _v4_compressor(c, dim, ratio)
+        parts += _v4_compressor(c, c.head_dim, ratio)
     if ratio == _V4_SPARSE_RATIO:
         heads, key = c.whole("index_n_heads"), c.whole("index_head_dim")
         parts += [
@@ -139,7 +143,7 @@ def _v4_attention(c: Fields, r: Ranks, index: int) -> list[Part]:
     return parts
 
 
-def _v4_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
+def stream_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
     """Return experts; the first layers look them up by token instead of scoring them."""
     hashed = index < c.count("num_hash_layers")
     parts = routed(
@@ -154,7 +158,7 @@ def _v4_experts(c: Fields, r: Ranks, index: int) -> list[Part]:
     return parts
 
 
-def _v4_streams(c: Fields, _r: Ranks, _index: int) -> list[Part]:
+def stream_mixing(c: Fields, _r: Ranks, _index: int) -> list[Part]:
     """Return what mixes the parallel residual streams around attention and experts."""
     streams = c.whole("hc_mult")
     mixes = (2 + streams) * streams
@@ -166,23 +170,37 @@ def _v4_head(c: Fields, _r: Ranks) -> list[Part]:
     return [Tensor(streams * (streams * c.hidden + 1) + 1, FLOAT32)]
 
 
-_ENDS: Final = Ends(embedding="first")
-_DEEPSEEK: Final = Family(layer(latent_attention, _FEED_FORWARD), _ENDS)
-_LONGCAT: Final = Family(_longcat_layer, _ENDS, layers=("num_layers",))
+def _has_no_latent(c: Fields, _index: int) -> bool:
+    return not (c.count("qk_nope_head_dim") or c.count("qk_rope_head_dim"))
+
+
+# Small models of the class have plain attention.
+_DEEPSEEK: Final = Family(
+    layer(
+        either(
+            _has_no_latent,
+            grouped_attention(qkv_bias="attention_bias", output_bias="attention_bias"),
+            latent_attention,
+        ),
+        _FEED_FORWARD,
+    ),
+    UNTIED,
+)
+_LONGCAT: Final = Family(_longcat_layer, UNTIED, layers=("num_layers",))
 _SPARSE: Final = Family(
-    layer(latent_attention, _indexer, _FEED_FORWARD), _ENDS, {"topk_method": "noaux_tc"}
+    layer(latent_attention, indexer, _FEED_FORWARD), UNTIED, {"topk_method": "noaux_tc"}
 )
 
 LATENT: Final[Mapping[str, Family]] = {
     "DeepseekV2ForCausalLM": _DEEPSEEK,
     "DeepseekV3ForCausalLM": _DEEPSEEK,
     "Glm4MoeLiteForCausalLM": Family(
-        _DEEPSEEK.block, _ENDS, {"topk_method": "noaux_tc", "first_k_dense_replace": 1}
+        _DEEPSEEK.block, UNTIED, {"topk_method": "noaux_tc", "first_k_dense_replace": 1}
     ),
     "DeepseekV32ForCausalLM": _SPARSE,
     "GlmMoeDsaForCausalLM": _SPARSE,
     "DeepseekV4ForCausalLM": Family(
-        layer(_v4_attention, _v4_experts, _v4_streams), _ENDS, every=_v4_head
+        layer(_v4_attention, stream_experts, stream_mixing), UNTIED, every=_v4_head
     ),
     "MiniCPM3ForCausalLM": Family(
         layer(_minicpm3_attention, gated()),
@@ -193,7 +211,7 @@ LATENT: Final[Mapping[str, Family]] = {
     "LongcatFlashNgramForCausalLM": replace(_LONGCAT, inputs=_ngram_tables),
     "AXK1ForCausalLM": Family(
         layer(latent_attention, _FEED_FORWARD, norms=3),
-        _ENDS,
+        UNTIED,
         {"topk_method": "noaux_tc", "first_k_dense_replace": 1},
     ),
     "MistralLarge3ForCausalLM": _DEEPSEEK,

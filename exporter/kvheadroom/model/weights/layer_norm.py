@@ -61,12 +61,13 @@ def _shifted_head_norms(c: Fields, _r: Ranks, _layer: int) -> list[Part]:
 
 
 def _opt_tables(c: Fields, r: Ranks) -> list[Part]:
-    """Return the embedding, narrower than the model in the smallest one, and the positions."""
+    """Return embedding and head, narrower than the model in the smallest one, and positions."""
     # The first two rows of positions stand for padding.
     positions = Tensor((c.whole("max_position_embeddings") + 2) * c.hidden)
     narrow = c.whole("word_embed_proj_dim", default=c.hidden)
     between = [] if narrow == c.hidden else [Tensor(narrow * c.hidden)] * 2
-    return [vocabulary(r, c.whole("vocab_size"), narrow), positions, *between]
+    tables = [vocabulary(r, c.whole("vocab_size"), narrow)] * (1 if c.tied else 2)
+    return [*tables, positions, *between]
 
 
 def _opt_norm(c: Fields, _r: Ranks) -> list[Part]:
@@ -98,7 +99,7 @@ LAYER_NORM: Final[Mapping[str, Family]] = {
             norm_bias=True,
         ),
         Ends(embedding="none", head="none", norm="none"),
-        {"enable_bias": True},
+        {"enable_bias": True, **_TIED},
         every=lambda c, r: [*_opt_tables(c, r), *_opt_norm(c, r)],
     ),
     "GPT2LMHeadModel": Family(_GPT2, _SHIFTED_EVERYWHERE, _TIED, every=_gpt2_positions),

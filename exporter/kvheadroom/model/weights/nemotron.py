@@ -6,7 +6,7 @@ from typing import Final
 from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.weights.attention import Heads, grouped_attention
 from kvheadroom.model.weights.dense import llama_attention
-from kvheadroom.model.weights.family import EVERY_STAGE, Family
+from kvheadroom.model.weights.family import UNTIED_EVERY_STAGE, Family
 from kvheadroom.model.weights.feed_forward import gated, plain, routed
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.parts import Block, Part, Ranks, norm, replicated
@@ -112,6 +112,6 @@ def _searched_layer(c: Fields, r: Ranks, index: int) -> list[Part]:
 
 NEMOTRON: Final[Mapping[str, Family]] = {
     "DeciLMForCausalLM": Family(_searched_layer),
-    "NemotronHForCausalLM": Family(_layer, EVERY_STAGE),
-    "NemotronHPuzzleForCausalLM": Family(_puzzle_layer, EVERY_STAGE),
+    "NemotronHForCausalLM": Family(_layer, UNTIED_EVERY_STAGE),
+    "NemotronHPuzzleForCausalLM": Family(_puzzle_layer, UNTIED_EVERY_STAGE),
 }

@@ -9,6 +9,7 @@ from math import gcd
 from typing import Any, Final
 
 from kvheadroom.errors import ModelConfigError
+from kvheadroom.model.facts import quantization_section
 from kvheadroom.model.weights.parts import Experts, Linear
 from kvheadroom.model.weights.stores import (
     SCALE_BYTES,
@@ -165,8 +166,8 @@ def read_quantization(config: Mapping[str, Any], asked: str | None) -> Quantizat
     Raises:
         ModelConfigError: The method is not known, or its fields are missing.
     """
-    stated = config.get("quantization_config") or config.get("compression_config")
-    if not isinstance(stated, Mapping):
+    stated = quantization_section(config)
+    if not stated:
         return _online(asked) if asked else UNQUANTIZED
     method = str(stated.get("quant_method") or stated.get("quant_algo") or "").lower()
     reader = _READERS.get(method)
@@ -209,8 +210,15 @@ def _names(stated: Mapping[str, Any], *fields: str) -> tuple[str, ...]:
     for name in fields:
         entries = stated.get(name)
         if isinstance(entries, list):
-            return tuple(str(entry) for entry in entries)
+            return tuple(_inside_text(str(entry)) for entry in entries)
     return ()
+
+
+def _inside_text(entry: str) -> str:
+    """Return the name of a module as a model of text alone would spell it."""
+    for wrapped in ("model.language_model.", "language_model.model."):
+        entry = entry.replace(wrapped, "model.")
+    return entry
 
 
 def _awq(stated: Mapping[str, Any], _config: Mapping[str, Any]) -> Quantization:
@@ -233,6 +241,9 @@ def _gptq(stated: Mapping[str, Any], _config: Mapping[str, Any]) -> Quantization
     )
 
 
+_EXPONENT_SCALES: Final = frozenset({"deepseek_v4", "deepseek_v41"})
+
+
 def _fp8(stated: Mapping[str, Any], config: Mapping[str, Any]) -> Quantization:
     block = stated.get("weight_block_size")
     ignored = _names(stated, "ignored_layers", "modules_to_not_convert")
@@ -242,8 +253,8 @@ def _fp8(stated: Mapping[str, Any], config: Mapping[str, Any]) -> Quantization:
         return Quantization("fp8", store, _any_shape(store), ignored, _exact, _FLOAT_CACHE_SCALES)
     rows, inputs = _block(block)
     # DeepSeek-V4 states its experts' format beside the rest's, and its scales are exponents.
-    four_bits = config.get("expert_dtype") == "fp4"
-    scale_bytes = 1 if config.get("model_type") == "deepseek_v4" else SCALE_BYTES
+    four_bits = config.get("expert_dtype", stated.get("expert_dtype")) == "fp4"
+    scale_bytes = 1 if str(config.get("model_type")) in _EXPONENT_SCALES else SCALE_BYTES
     experts = _any_shape(four_bit_floats(_MXFP4_BLOCK, scales_per_matrix=0))
     return Quantization(
         "fp8",

@@ -11,7 +11,9 @@ from kvheadroom.model.weights.family import Extra, Family
 from kvheadroom.model.weights.fields import Fields
 from kvheadroom.model.weights.hybrid import HYBRID
 from kvheadroom.model.weights.parts import FLOAT32, Part, Ranks, Tensor, share
+from kvheadroom.model.weights.tower_parts import text_width
 from kvheadroom.model.weights.vision import VISION
+from kvheadroom.model.weights.wrappers import Wrapper, kept
 
 # transformers' class of the privacy filter: 8 entities with four marks each, and none.
 _PRIVACY_LABELS: Final = 33
@@ -46,20 +48,19 @@ def _jina_projector(c: Fields, _r: Ranks) -> list[Part]:
 
 def _jina_vision_score(c: Fields, r: Ranks) -> list[Part]:
     """Return a scorer of two layers, float32 and divided."""
-    own = share(c.hidden, r.tensor, "score")
-    return [Tensor(own * (c.hidden + 1) + own + 1, FLOAT32)]
+    width = text_width(c)
+    own = share(width, r.tensor, "score")
+    return [Tensor(own * (width + 1) + own + 1, FLOAT32)]
 
 
-def _seeing_tokens(family: Family) -> Family:
-    """Return a class that reads images with a projection after it, of the dimension it names."""
+def _seen_token_projection(c: Fields, _r: Ranks) -> list[Part]:
+    # Where no field says it, the projection is made of what the checkpoint holds.
+    return [Tensor(c.count(*_TOKEN_DIMENSIONS) * text_width(c), FLOAT32)]
 
-    def tower(c: Fields, r: Ranks) -> list[Part]:
-        before = family.tower(c, r) if family.tower else []
-        # Where no field says it, the projection is made of what the checkpoint holds.
-        elements = c.count(*_TOKEN_DIMENSIONS) * c.part("text_config").hidden
-        return [*before, Tensor(elements, FLOAT32)]
 
-    return replace(family, tower=tower, keeps_head=True)
+def _scoring(seeing: Wrapper, projection: Extra) -> Wrapper:
+    """Return *seeing* with *projection* beside an output head that it keeps."""
+    return replace(seeing, towers=(*seeing.towers, kept(projection, None)), keeps_head=True)
 
 
 def _privacy_score(c: Fields, _r: Ranks) -> list[Part]:
@@ -68,19 +69,20 @@ def _privacy_score(c: Fields, _r: Ranks) -> list[Part]:
     return [Tensor(count * (c.hidden + 1), FLOAT32)]
 
 
-_COL_QWEN3: Final = _seeing_tokens(VISION["Qwen3VLForConditionalGeneration"])
-
 RETRIEVAL: Final[Mapping[str, Family]] = {
     "ColBERTLfm2Model": _ending(HYBRID["Lfm2ForCausalLM"], _token_projection),
     "ColBERTModernBertModel": _ending(ENCODERS["ModernBertModel"], _token_projection),
-    "ColQwen3": _COL_QWEN3,
     "JinaForRanking": _ending(DENSE["Qwen3ForCausalLM"], _jina_projector),
-    "JinaVLForRanking": replace(
-        VISION["Qwen2VLForConditionalGeneration"], every=_jina_vision_score, keeps_head=True
-    ),
     "OpenAIPrivacyFilterForTokenClassification": _ending(
         EXPERTS["GptOssForCausalLM"], _privacy_score, num_labels=_PRIVACY_LABELS
     ),
+}
+
+_COL_QWEN3: Final = _scoring(VISION["Qwen3VLForConditionalGeneration"], _seen_token_projection)
+
+SEEING_RETRIEVAL: Final[Mapping[str, Wrapper]] = {
+    "ColQwen3": _COL_QWEN3,
+    "JinaVLForRanking": _scoring(VISION["Qwen2VLForConditionalGeneration"], _jina_vision_score),
     "OpsColQwen3Model": _COL_QWEN3,
     "Qwen3VLNemotronEmbedModel": _COL_QWEN3,
 }

@@ -169,7 +169,17 @@ def delta_state(r: Ranks, heads: int, dim: int, kernel: int) -> list[Part]:
 def kimi_delta_attention(c: Fields, r: Ranks, _layer: int) -> list[Part]:
     """Return the delta attention of Kimi Linear, its two gates through a low rank."""
     k = c.part("linear_attn_config")
-    dim, heads = k.whole("head_dim"), k.whole("num_heads")
+    return delta_attention(
+        c,
+        r,
+        heads=k.whole("num_heads"),
+        dim=k.whole("head_dim"),
+        taps=k.whole("short_conv_kernel_size"),
+    )
+
+
+def delta_attention(c: Fields, r: Ranks, *, heads: int, dim: int, taps: int) -> list[Part]:
+    """Return delta attention of *heads* and a convolution of *taps*."""
     width = heads * dim
     return [
         column(r, "self_attn.qkv_proj", c.hidden, width, width, width),
@@ -178,6 +188,6 @@ def kimi_delta_attention(c: Fields, r: Ranks, _layer: int) -> list[Part]:
         column(r, "self_attn.f_b_proj", dim, width),
         replicated("self_attn.g_a_proj", c.hidden, dim),
         column(r, "self_attn.g_b_proj", dim, width),
-        *delta_state(r, heads, dim, k.whole("short_conv_kernel_size")),
+        *delta_state(r, heads, dim, taps),
         row(r, "self_attn.o_proj", width, c.hidden),
     ]

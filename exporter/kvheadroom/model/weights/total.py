@@ -20,8 +20,9 @@ from kvheadroom.model.weights.parts import (
     Tensor,
 )
 from kvheadroom.model.weights.quantization import Quantization, read_quantization
-from kvheadroom.model.weights.registry import FAMILIES
+from kvheadroom.model.weights.registry import FAMILIES, WRAPPERS
 from kvheadroom.model.weights.tiles import has_precise_router_kernel, padded
+from kvheadroom.model.weights.wrappers import Tower
 
 _DTYPE_BYTES: Final[Mapping[str, int]] = {
     "float32": 4,
@@ -46,6 +47,8 @@ class Asked:
         quantization: ``--quantization``; ``None`` follows the checkpoint.
         capability: Compute capability of the GPU.
         headless: No output head is built.
+        without: Modalities that the server takes none of.
+        towers_by_request: Ranks hold whole towers where the class can.
         offload_bytes: Parameters of the layers that are moved to the CPU, one after the other
             until they reach this.
     """
@@ -56,6 +59,8 @@ class Asked:
     quantization: str | None
     capability: tuple[int, int] | None
     headless: bool
+    without: frozenset[str] = frozenset()
+    towers_by_request: bool = False
     offload_bytes: int = 0
 
 
@@ -79,11 +84,11 @@ def _stages(text: str, asked: Asked) -> tuple[int, ...]:
         _element_bytes(config, asked.dtype, asked.capability),
         asked.capability,
     )
-    layers = fields.layers(*family.layers)
+    layers = fields.layers(*family.layers) * family.halves
     if asked.stages > layers:
         raise ModelConfigError(f"{fields.architecture}: {asked.stages} stages for {layers} layers")
-    model = _Model(family, config, fields, asked.ranks, storage)
-    if asked.offload_bytes and (not family.staged or family.encoder or family.tower):
+    model = _Model(family, fields, _towers(config, asked), asked.ranks, storage)
+    if asked.offload_bytes and (not family.staged or family.encoder or model.towers):
         raise ModelConfigError(
             f"--cpu-offload-gb: what it moves of {fields.architecture:.80} is not known"
         )
@@ -111,32 +116,61 @@ class Storage:
 @dataclass(frozen=True, slots=True)
 class _Model:
     family: Family
-    config: Mapping[str, Any]
     fields: Fields
+    towers: list[Part]
     ranks: Ranks
     storage: Storage
 
 
 def find_family(config: Mapping[str, Any]) -> tuple[Family, Fields]:
-    """Return what the config's class is made of, and the fields that decide about it.
+    """Return what the language model of *config* is made of, and the fields that decide about it.
 
     Raises:
         ModelConfigError: The class is not known.
     """
+    name = _architecture(config)
+    wrapper = WRAPPERS.get(name)
+    if wrapper is None:
+        family = _family(name, name)
+        return family, Fields(name, config, family.defaults)
+    family = wrapper.family or _family(wrapper.text_class(config), name)
+    if wrapper.keeps_head:
+        family = replace(family, keeps_head=True)
+    return family, Fields(name, wrapper.text_values(config), family.defaults)
+
+
+def _towers(config: Mapping[str, Any], asked: Asked) -> list[Part]:
+    """Return what stands before the language model on every stage."""
+    name = _architecture(config)
+    wrapper = WRAPPERS.get(name)
+    if wrapper is None:
+        return []
+    around = wrapper.surroundings(name, config)
+    return [
+        part
+        for tower in wrapper.towers
+        if tower.stands(around.values, asked.without)
+        for part in tower.parts(around, _tower_ranks(tower, asked))
+    ]
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
-    name = str(names[0]) if isinstance(names, list) and names else "(none)"
+    return str(names[0]) if isinstance(names, list) and names else "(none)"
+
+
+def _tower_ranks(tower: Tower, asked: Asked) -> Ranks:
+    return Ranks() if asked.towers_by_request and tower.by_request else asked.ranks
+
+
+def _family(name: str, architecture: str) -> Family:
     family = FAMILIES.get(name)
     if family is None:
         raise ModelConfigError(
-            f"{name:.80}: the parameters of this class are not known; the sizes in its "
+            f"{architecture:.80}: the parameters of this class are not known; the sizes in its "
             "safetensors headers, or the index's metadata.total_size, would settle them"
         )
-    text = config.get("text_config")
-    values = config
-    if family.nested and isinstance(text, Mapping):
-        outer = config.get("tie_word_embeddings")
-        values = text if outer is None else {**text, "tie_word_embeddings": outer}
-    return family, Fields(name, values, family.defaults)
+    return family
 
 
 def _element_bytes(
@@ -148,7 +182,7 @@ def _element_bytes(
             raise ModelConfigError(f"--dtype {dtype:.40} is not one of {', '.join(_DTYPE_BYTES)}")
         return _DTYPE_BYTES[dtype]
     without_bfloat16 = capability is not None and capability < _FIRST_WITH_BFLOAT16
-    return 4 if without_bfloat16 and config.get("model_type") in _NOT_IN_FLOAT16 else 2
+    return 4 if without_bfloat16 and str(config.get("model_type")) in _NOT_IN_FLOAT16 else 2
 
 
 def _stage(model: _Model, layers: int, stages: int, stage: int, offload_bytes: int) -> int:
@@ -159,8 +193,9 @@ def _stage(model: _Model, layers: int, stages: int, stage: int, offload_bytes: i
         parts += family.every(c, r)
     if family.inputs and family.ends.held(c, "embedding", first=first, last=last):
         parts += family.inputs(c, r)
-    if family.tower and isinstance(model.config.get("vision_config"), Mapping):
-        parts += family.tower(Fields(c.architecture, model.config, family.defaults), r)
+    if family.last and last:
+        parts += family.last(c, r)
+    parts += model.towers
     total = _bytes(parts, "", model.storage)
     held = stage_layers(layers, stages, stage) if family.staged else range(layers)
     to_move = offload_bytes
