@@ -35,12 +35,11 @@ def validate(folder: Path, objects: list[dict[str, Any]], version: str) -> int:
     program = shutil.which("kubernetes-validate", path=beside)
     if program is None:
         give_up("kubernetes-validate is not installed")
-    files = []
-    for number, one in enumerate(objects):
-        files.append(folder / f"{number}.yaml")
-        files[-1].write_text(yaml.safe_dump(one))
+    files = [folder / f"{number}.yaml" for number in range(len(objects))]
+    for file, one in zip(files, objects, strict=True):
+        file.write_text(yaml.safe_dump(one))
     options = ["-k", version, "--strict", "--quiet", "--no-warn"]
-    command = [program, *options, *files]
+    command = [program, *options, *map(str, files)]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in checked.stderr, checked.stderr
     return checked.returncode
