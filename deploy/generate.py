@@ -71,12 +71,13 @@ def _prometheus_rule(path: Path) -> str:
 
 
 def _config_map(path: Path) -> str:
+    name = path.stem.removeprefix("kvheadroom-")
     return (
         f"{_SAYS_SO.format(source=DASHBOARDS / path.name)}"
         "apiVersion: v1\n"
         "kind: ConfigMap\n"
         "metadata:\n"
-        f"  name: {_config_map_name(path.stem)}\n"
+        f"  name: kvheadroom-dashboard-{name}\n"
         "  namespace: kvheadroom\n"
         "  labels:\n"
         "    app.kubernetes.io/name: kvheadroom\n"
@@ -84,13 +85,10 @@ def _config_map(path: Path) -> str:
         "  annotations:\n"
         "    grafana_folder: kvheadroom\n"
         "data:\n"
-        f"  {path.name}: |\n"
+        # Grafana's sidecar puts everybody's into one folder.
+        f"  kvheadroom-{name}.json: |\n"
         f"{indent(path.read_text(encoding='utf-8'), '    ')}"
     )
-
-
-def _config_map_name(stem: str) -> str:
-    return f"kvheadroom-dashboard-{stem.removeprefix('kvheadroom-')}"
 
 
 def _kustomization(stems: list[str]) -> str:

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import yaml
-from tests.deploy.files import DEPLOY, document, kvheadroom
+from tests.deploy.files import DEPLOY, REPOSITORY, document, kvheadroom
 
 from kvheadroom import __version__, defaults
 
@@ -32,6 +33,7 @@ PLACES: dict[str, Callable[[str], list[str] | list[int]]] = {
     "prometheus/scrape-example.yml": in_text(r"gpu-node-\d:(104\d+)"),
     "systemd/kvheadroom.env": in_text(r"LISTEN_ADDRESS=:(\d+)"),
 }
+HOME_DASHBOARD = "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"
 
 
 @pytest.mark.parametrize("path", PLACES)
@@ -82,8 +84,10 @@ def test_grafana_asks_the_prometheus_of_the_stack_for_the_dashboards_that_are_mo
     """Data source, dashboards' folder and compose file fit together."""
     (source,) = document("grafana/provisioning/datasources/prometheus.yml")["datasources"]
     (provider,) = document("grafana/provisioning/dashboards/kvheadroom.yml")["providers"]
-    mounts = document("compose/compose.yaml")["services"]["grafana"]["volumes"]
+    grafana = document("compose/compose.yaml")["services"]["grafana"]
+    folder, home = Path(provider["options"]["path"]), Path(grafana["environment"][HOME_DASHBOARD])
 
     assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
-    assert f"../../dashboards/json:{provider['options']['path']}:ro" in mounts
+    assert f"../../dashboards/json:{folder}:ro" in grafana["volumes"]
+    assert (REPOSITORY / "dashboards" / "json" / home.relative_to(folder)).exists()
     assert not provider["allowUiUpdates"]

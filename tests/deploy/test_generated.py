@@ -41,7 +41,7 @@ def made(tmp_path: Path) -> Path:
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / generate.RULES / "kvheadroom.rules.yml").write_text(RULES)
     (tmp_path / generate.RULES / "scrape-example.yml").write_text("scrape_configs: []\n")
-    (tmp_path / generate.DASHBOARDS / "kvheadroom-fleet.json").write_text(BOARD)
+    (tmp_path / generate.DASHBOARDS / "fleet.json").write_text(BOARD)
     return tmp_path
 
 
@@ -65,7 +65,7 @@ def test_every_rule_and_dashboard_is_carried() -> None:
     assert [rule["spec"] for rule in rules] == [one for one in sources if "groups" in one]
     for board in (REPOSITORY / generate.DASHBOARDS).glob("*.json"):
         (config_map,) = documents(files[generate.CONFIG_MAPS / f"{board.stem}.yaml"])
-        assert config_map["data"] == {board.name: board.read_text()}
+        assert list(config_map["data"].values()) == [board.read_text()]
         assert len(board.read_bytes()) < MOST_BYTES
 
 
@@ -80,8 +80,8 @@ def test_rules_keep_their_meaning_and_their_comments(made: Path) -> None:
 
 
 def test_a_dashboard_arrives_byte_for_byte(made: Path) -> None:
-    """Its ConfigMap has the label that Grafana's sidecar looks for."""
-    text = generate.generated(made)[generate.CONFIG_MAPS / "kvheadroom-fleet.yaml"]
+    """Under a name of its own and with the label that Grafana's sidecar looks for."""
+    text = generate.generated(made)[generate.CONFIG_MAPS / "fleet.yaml"]
     (config_map,) = documents(text)
 
     assert config_map["data"] == {"kvheadroom-fleet.json": BOARD}
@@ -93,11 +93,11 @@ def test_a_dashboard_arrives_byte_for_byte(made: Path) -> None:
 def test_a_dashboard_that_is_gone_takes_its_copy_along(made: Path) -> None:
     """Writing again removes what no source stands behind any more."""
     generate.write(made)
-    copy = made / generate.CONFIG_MAPS / "kvheadroom-fleet.yaml"
+    copy = made / generate.CONFIG_MAPS / "fleet.yaml"
     assert copy.exists()
 
-    (made / generate.DASHBOARDS / "kvheadroom-fleet.json").unlink()
+    (made / generate.DASHBOARDS / "fleet.json").unlink()
     generate.write(made)
 
     assert not copy.exists()
-    assert "kvheadroom-fleet" not in (copy.parent / "kustomization.yaml").read_text()
+    assert "fleet" not in (copy.parent / "kustomization.yaml").read_text()
