@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 import yaml
 from tests.deploy.files import DEPLOY, REPOSITORY, document
+from tests.parts.needs import give_up
 from tests.unit.real_tree import RealServer
+
+pytestmark = pytest.mark.parts
 
 # include/uapi/linux/capability.h
 NUMBERS = {"DAC_READ_SEARCH": 2, "SYS_PTRACE": 19}
@@ -58,7 +61,7 @@ def look_as_nobody(server: RealServer, *capabilities: str) -> dict[str, Any]:
 def server(tmp_path: Path) -> Any:  # noqa: ANN401
     """A server of root's, told in a file of a folder that is root's alone."""
     if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
+        give_up("only root can become somebody else")
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
     (private / "serve.yaml").write_text("max-num-seqs: 9\n")
