@@ -3,18 +3,64 @@
 import re
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
-from tests.deploy.files import DEPLOY, REPOSITORY
+from tests.deploy.files import DEPLOY, REPOSITORY, document
 from tests.deploy.image import Builder
 from tests.e2e.exporter import Exporter
 from tests.parts.fake_nvml import FakeNvml, compile_library, gpu
+from tests.unit.evidence import page
 
 from kvheadroom import __version__
 
 built_here = pytest.mark.image
+
+
+# A process that looks and answers as `vllm serve` does.
+SERVER = """
+import http.server, pathlib, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b'{"version": "0.32.0"}' if self.path == "/version" else PAGE
+        self.send_response(200 if self.path in ("/version", "/metrics") else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_):
+        pass
+PAGE = pathlib.Path("page").read_bytes()
+port = int(sys.argv[sys.argv.index("--port") + 1])
+server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+print("serving", flush=True)
+server.serve_forever()
+"""
+
+
+@contextmanager
+def serving(folder: Path, page: bytes) -> Iterator[str]:
+    """Run such a process in *folder*; gives its ``host:port``."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    script = folder / "bin" / "vllm"
+    script.parent.mkdir()
+    script.write_text(SERVER)
+    (folder / "page").write_bytes(page)
+    words = [sys.executable, script, "serve", "org/model", "--host", "127.0.0.1", "--port", port]
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"serving\n"
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="session")
@@ -124,6 +170,41 @@ def test_it_reads_the_driver_that_is_mounted(
             break
         assert time.monotonic() < deadline, "the program outlived its container"
         time.sleep(0.1)
+
+
+@built_here
+def test_the_daemon_set_finds_a_server_of_the_node(
+    builder: Builder, container: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With a pod's arguments, configuration and mounts, as nobody: what root runs is found."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("etc", "state", "logs", "server")}
+    for folder in folders.values():
+        folder.chmod(0o755)
+    folders["state"].chmod(0o777)
+    for name, text in document("kubernetes/base/configmap.yaml")["data"].items():
+        (folders["etc"] / name).write_text(text)
+    daemon_set = document("kubernetes/base/daemonset.yaml")["spec"]["template"]["spec"]
+    (box,) = daemon_set["containers"]
+    sources = {
+        "config": folders["etc"],
+        "proc": "/proc",
+        "pod-logs": folders["logs"],
+        "state": folders["state"],
+    }
+    volumes = [
+        f"--volume={sources[mount['name']]}:{mount['mountPath']}:"
+        f"{'ro' if mount.get('readOnly') else 'rw'}"
+        for mount in box["volumeMounts"]
+    ]
+    run = builder.run_command(container, *volumes)
+
+    with (
+        serving(folders["server"], page("pages/real-0.32.0-preempting-counter-lags")) as target,
+        Exporter(*box["args"], command=[*run, "kvheadroom"]) as exporter,
+    ):
+        exporter.wait_for("source_up", 1, source="vllm", target=target, seconds=30)
+
+        assert exporter.value("headroom_blocks", engine=f"{target}/0") == 9
 
 
 @built_here
