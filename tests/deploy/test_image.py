@@ -53,7 +53,16 @@ def serving(folder: Path, page: bytes) -> Iterator[str]:
     script.parent.mkdir()
     script.write_text(SERVER)
     (folder / "page").write_bytes(page)
-    words = [sys.executable, script, "serve", "org/model", "--host", "127.0.0.1", "--port", port]
+    words = [
+        sys.executable,
+        str(script),
+        "serve",
+        "org/model",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        port,
+    ]
     with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None

@@ -21,7 +21,7 @@ FOREIGN = {"PodMonitor", "PrometheusRule"}
 
 
 def build(folder: Path) -> list[dict[str, Any]]:
-    kubectl = debian_program("kubectl", "kubernetes-client")
+    kubectl = debian_program("kubectl", "kubectl")
     built = subprocess.run(
         [kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=30, check=False
     )
