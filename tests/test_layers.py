@@ -22,9 +22,9 @@ FLOORS = (
     {"demo"},
     {"plan"},
     {"strict_yaml"},
-    {"settings"},
-    {"logs", "health_check", "plan_command", "watched", "web_config"},
-    {"daemon"},
+    {"settings", "settings_file"},
+    {"logs", "fit_command", "health_check", "plan_command", "watched", "web_config"},
+    {"daemon", "top_command"},
     {"cli"},
     {"__main__"},
 )

@@ -137,6 +137,13 @@ _ENGINE_OPTIONS: Final = (
         help="The same over HTTP, in Prometheus' http_sd format; repeatable.",
     ),
     _option(
+        "--kubernetes.selector",
+        "pod_selector",
+        help="Watch the running pods with these labels (app=vllm), through the cluster's API.",
+    ),
+    _option("--kubernetes.namespace", "pod_namespace", help="Only pods in this namespace."),
+    _option("--kubernetes.node", "pod_node", help="Only pods on this node."),
+    _option(
         "--startup-log",
         "startup_logs",
         multiple=True,
@@ -206,6 +213,21 @@ def demo(profile: str, seed: int, speed: float, **given: Any) -> None:  # noqa: 
     from kvheadroom.settings import Flags  # noqa: PLC0415
 
     serve_demo(Flags(**given), profile=profile, seed=seed, speed=speed)
+
+
+@main.command()
+@click.option("--url", help="A kvheadroom to ask.  [default: the one on this machine, if any]")
+@click.option("--once", is_flag=True, help="Draw once and exit, for scripts.")
+@_options(*_ENGINE_OPTIONS, *_POLL_OPTIONS)
+def top(url: str | None, once: bool, **given: Any) -> None:  # noqa: ANN401
+    """Show the node in the terminal: who holds its memory, and what is left.
+
+    Asks the kvheadroom that is served here; where none is, it watches the node itself.
+    """
+    from kvheadroom.settings import Flags  # noqa: PLC0415
+    from kvheadroom.top_command import TopFlags, run_top  # noqa: PLC0415
+
+    run_top(TopFlags(url, once, Flags(**given)))
 
 
 @main.command("check-config")
@@ -287,6 +309,50 @@ def plan(as_json: bool, check: bool, **given: Any) -> int:  # noqa: ANN401
     else:
         click.echo(plan_text.as_text(made), nl=False)
     return _EXIT_FAILED if check and not made.fits else 0
+
+
+@main.command()
+@click.option("--engine", help="Its id, as in the engine label.  [default: every one]")
+@click.option("--context", required=True, help="Tokens of one request, prompt and answer (8K).")
+@click.option(
+    "--requests",
+    type=click.IntRange(1, 1_000_000),
+    default=1,
+    show_default=True,
+    help="How many more of them.",
+)
+@click.option(
+    "--url",
+    default=f"http://127.0.0.1:{defaults.PORT}",
+    show_default=True,
+    help="A running kvheadroom.",
+)
+@click.option("--user", help="One of its basic_auth_users.")
+@click.option("--password-file", type=_FILE, help="Holds the user's password.")
+@click.option(
+    "--ca-file",
+    type=_FILE,
+    help="Certificates that its own is checked against.  [default: the system's; none on loopback]",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@click.option("--check", is_flag=True, help="Exit 1 unless every engine asked about takes them.")
+def fit(as_json: bool, check: bool, **given: Any) -> int:  # noqa: ANN401
+    """Say whether an engine can take that many more requests now, and after a restart.
+
+    None that runs is preempted for them, and none of them waits: each gets room to its full
+    length. What a restart with one setting changed would give is computed from the engine's own
+    pool: an fp8 cache, a larger share where the GPU has memory that nobody claims, another longest
+    request.
+    """
+    from kvheadroom import fit_command  # noqa: PLC0415
+
+    body = fit_command.ask_fit(fit_command.FitFlags(**given))
+    fits = fit_command.read_fits(body)
+    if as_json:
+        click.echo(body)
+    else:
+        click.echo(fit_command.as_text(fits), nl=False)
+    return _EXIT_FAILED if check and not fit_command.all_fit(fits) else 0
 
 
 @main.command()

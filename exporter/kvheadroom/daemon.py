@@ -3,7 +3,7 @@
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -11,25 +11,23 @@ from kvheadroom import __version__
 from kvheadroom.demo.node import build_node
 from kvheadroom.errors import ConfigError
 from kvheadroom.faces import landing
+from kvheadroom.faces.document import encode
 from kvheadroom.faces.exposition import Exposition
+from kvheadroom.faces.fit import FIT_PATH, answer_fit
 from kvheadroom.faces.negotiation import RenderedPage
+from kvheadroom.faces.node_document import node_document
 from kvheadroom.faces.server import WebServer
-from kvheadroom.faces.web import make_app
+from kvheadroom.faces.web import Answer, make_app
 from kvheadroom.faces.web_options import WebOptions, format_address, reloaded_options
-from kvheadroom.live.engine_view import ViewOptions
-from kvheadroom.live.found_servers import FoundServer
 from kvheadroom.live.snapshot import Snapshot
 from kvheadroom.logs import set_up_logs
 from kvheadroom.node.nvml import NvmlSource
 from kvheadroom.poll.boot_book import BootBook
-from kvheadroom.poll.discovery import Discovery
 from kvheadroom.poll.gpu_watch import GpuSource
-from kvheadroom.poll.node import FoundServers, ListedServers, NodeWatch
+from kvheadroom.poll.node import NodeWatch
 from kvheadroom.poll.process_watch import ProcessSource
-from kvheadroom.poll.server_set import MakeServer, WatchedServer
 from kvheadroom.settings import Flags, Settings, resolve
-from kvheadroom.strict_yaml import load_mapping
-from kvheadroom.watched import configured_server, found_server, listed_server, target_lists
+from kvheadroom.watched import configured_server, process_source, target_lists, watch_node
 from kvheadroom.web_config import web_options
 
 _log = logging.getLogger(__name__)
@@ -59,7 +57,15 @@ class _Latest:
             landing=lambda: landing.render(__version__, options.telemetry_path, self.snapshot),
             ready=lambda: self.snapshot.is_complete,
             options=options,
+            api={
+                "/api/v1/snapshot": self._node,
+                FIT_PATH: lambda query: answer_fit(query, self.snapshot),
+            },
         )
+
+    def _node(self, _query: Mapping[str, str]) -> Answer:
+        body = encode(node_document(__version__, self.snapshot))
+        return Answer(200, "application/json", body)
 
     def _rendered(self, snapshot: Snapshot) -> RenderedPage:
         return RenderedPage(
@@ -161,47 +167,15 @@ class _Daemon:
         self._watch.refuse_config()
 
     def _watch_nodes(self, settings: Settings) -> None:
-        # Everything that can be refused is made before anything in use is touched.
-        servers = tuple(configured_server(engine, settings) for engine in settings.engines)
-        lists = target_lists(settings)
-        if isinstance(self._gpus, NvmlSource):
-            self._gpus.deadline_seconds = settings.poll_timeout_seconds
-        processes = self._process_source(settings)
-        self._watch.configure(
-            gpus=self._gpus if settings.nvml else None,
-            servers=servers,
-            options=ViewOptions(
-                settings.context_tokens,
-                settings.traffic_window_seconds,
-                settings.poll_interval_seconds,
-            ),
-            interval_seconds=settings.poll_interval_seconds,
-            found=FoundServers(processes, self._found_server(settings)) if processes else None,
-            listed=ListedServers(lists, lambda one: listed_server(one, settings))
-            if lists
-            else None,
+        processes = self._given_processes or process_source(settings, self._processes)
+        watch_node(
+            self._watch,
+            settings,
+            gpus=self._gpus,
+            processes=processes,
+            are_named=self._given_processes is not None,
         )
-
-    def _found_server(self, settings: Settings) -> MakeServer:
-        is_name = self._given_processes is not None
-
-        def watched(server_id: str, found: FoundServer) -> WatchedServer:
-            return found_server(server_id, found, settings, is_name=is_name)
-
-        return watched
-
-    def _process_source(self, settings: Settings) -> ProcessSource | None:
-        """Return where processes are found: the same for life, since it remembers who was who."""
-        if self._given_processes is not None:
-            return self._given_processes
-        if not settings.discovery:
-            return None
-        known = self._processes
-        if known is None or known.target != settings.proc_root:
-            self._processes = Discovery(
-                read_yaml=load_mapping, proc=settings.proc_root, pod_logs=settings.pod_logs
-            )
-        return self._processes
+        self._processes = processes
 
 
 def serve_node(flags: Flags) -> NoReturn:
@@ -237,16 +211,40 @@ def describe_settings(flags: Flags) -> Iterator[str]:
     settings = resolve(flags)
     options = web_options(settings)
     servers = [configured_server(engine, settings) for engine in settings.engines]
-    target_lists(settings)
+    listed = _listed(settings)
     _Latest().app(options)
     yield "configuration is valid"
     yield f"poll every {settings.poll_interval_seconds:g} s"
     yield f"gpus: {'NVML' if settings.nvml else 'not read'}"
+    yield (
+        f"servers: found in {settings.proc_root}"
+        if settings.discovery
+        else "servers: not looked for"
+    )
     for server in servers:
         yield f"engine: {server.key}"
+    for address in listed:
+        yield f"listed: {address}"
     scheme = "http" if options.tls is None else "https"
     for host, port in options.listen:
         yield f"listen: {scheme}://{format_address(host, port)}{options.telemetry_path}"
+
+
+def _listed(settings: Settings) -> list[str]:
+    """Return the servers on the lists, as far as they can be read now.
+
+    Raises:
+        ConfigError: A list in a file cannot be used.
+    """
+    # What is wrong is said once, by the error.
+    logging.disable()
+    addresses: list[str] = []
+    for one in target_lists(settings):
+        addresses += [server.address for server in one.servers()]
+        problems = getattr(one, "problems", None)
+        if problems:
+            raise ConfigError(next(iter(problems.values())))
+    return addresses
 
 
 def _take_signals() -> None:

@@ -10,7 +10,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Final
 
-from kvheadroom.settings import LogFormat, LogLevel
+from kvheadroom.settings_file import LogFormat, LogLevel
 
 # Libraries whose own debug lines may hold a URL with a secret, or repeat what is counted.
 _QUIET_LIBRARIES: Final = ("urllib3", "requests", "uvicorn", "asyncio", "apscheduler", "tzlocal")

@@ -5,82 +5,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from kvheadroom import defaults
 from kvheadroom.errors import ConfigError
 from kvheadroom.node.engine_url import engine_address
-from kvheadroom.strict_yaml import FileRecord, load_record
+from kvheadroom.settings_file import EngineInFile, LogFormat, LogLevel, SettingsFile
+from kvheadroom.strict_yaml import load_record
 from kvheadroom.units import parse_duration, parse_token_count
-
-LogFormat = Literal["logfmt", "json"]
-LogLevel = Literal["debug", "info", "warning", "error"]
 
 # A poll must end before the next one is due; what is left is for judging and rendering.
 _TIMEOUT_SHARE: Final = 0.8
 _LONGEST_TIMEOUT_SECONDS: Final = 4.0
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-class EngineInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
-    """One entry of ``engines`` in the configuration file."""
-
-    url: str
-    name: str | None = None
-    api_key_file: str | None = None
-    api_key_env: str | None = None
-    ca_file: str | None = None
-    model_config: str | None = None
-    startup_log: str | None = None
-    tensor_parallel_size: int = 1
-
-
-class PollInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
-    """``poll`` in the configuration file."""
-
-    interval: str | None = None
-    timeout: str | None = None
-
-
-class WebInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
-    """``web`` in the configuration file."""
-
-    listen_addresses: tuple[str, ...] = ()
-    telemetry_path: str | None = None
-    config_file: str | None = None
-
-
-class TargetsInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
-    """``targets`` in the configuration file."""
-
-    files: tuple[str, ...] = ()
-    urls: tuple[str, ...] = ()
-
-
-class LogInFile(FileRecord, frozen=True, forbid_unknown_fields=True):
-    """``log`` in the configuration file."""
-
-    level: LogLevel | None = None
-    format: LogFormat | None = None
-
-
-class SettingsFile(FileRecord, frozen=True, forbid_unknown_fields=True):
-    """The whole configuration file; a flag beats it, it beats a default."""
-
-    engines: tuple[EngineInFile, ...] = ()
-    discovery: bool = True
-    proc_root: str | None = None
-    pod_logs: str | None = None
-    targets: TargetsInFile = TargetsInFile()
-    state_file: str | None = None
-    nvml: bool = True
-    contexts: tuple[str | int, ...] = ()
-    traffic_window: str | None = None
-    model_config: str | None = None
-    poll: PollInFile = PollInFile()
-    web: WebInFile = WebInFile()
-    log: LogInFile = LogInFile()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +32,9 @@ class Flags:
     pod_logs: str | None = None
     target_files: tuple[str, ...] = ()
     target_urls: tuple[str, ...] = ()
+    pod_selector: str | None = None
+    pod_namespace: str | None = None
+    pod_node: str | None = None
     startup_logs: tuple[str, ...] = ()
     state_file: Path | None = None
     no_nvml: bool = False
@@ -136,6 +77,21 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PodSettings:
+    """Which pods of a Kubernetes cluster are watched.
+
+    Attributes:
+        selector: Label selector, ``app=vllm``.
+        namespace: Only pods in it; ``None`` takes every namespace.
+        node: Only pods on that node; ``None`` takes every node's.
+    """
+
+    selector: str
+    namespace: str | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the daemon is told.
 
@@ -146,6 +102,7 @@ class Settings:
         pod_logs: Where the kubelet keeps pods' logs, for the names of pods.
         target_files: Lists of servers in Prometheus' ``file_sd`` format.
         target_urls: The same over HTTP; may hold credentials.
+        pods: Pods to watch through the cluster's API; ``None`` asks no cluster.
         state_file: Where engines' budgets are kept over our own restart.
         nvml: Read the GPUs.
         poll_interval_seconds: From one poll of a source to the next.
@@ -166,6 +123,7 @@ class Settings:
     pod_logs: str | None = None
     target_files: tuple[str, ...] = ()
     target_urls: tuple[str, ...] = field(default=(), repr=False)
+    pods: PodSettings | None = None
     state_file: Path | None = None
     nvml: bool = True
     poll_interval_seconds: float = 5.0
@@ -215,6 +173,7 @@ def resolve(flags: Flags, environment: Mapping[str, str] = os.environ) -> Settin
         pod_logs=flags.pod_logs or file.pod_logs,
         target_files=flags.target_files or _all_beside(flags.config_file, file.targets.files),
         target_urls=flags.target_urls or file.targets.urls,
+        pods=_pods(flags, file),
         state_file=flags.state_file or _beside(flags.config_file, file.state_file),
         nvml=file.nvml and not flags.no_nvml,
         poll_interval_seconds=interval,
@@ -227,6 +186,18 @@ def resolve(flags: Flags, environment: Mapping[str, str] = os.environ) -> Settin
         log_level=flags.log_level or file.log.level or "info",
         log_format=flags.log_format or file.log.format or "logfmt",
         files=tuple(path for path in watched if path is not None),
+    )
+
+
+def _pods(flags: Flags, file: SettingsFile) -> PodSettings | None:
+    pods = file.targets.kubernetes
+    selector = flags.pod_selector or (pods.selector if pods else None)
+    if selector is None:
+        return None
+    return PodSettings(
+        selector,
+        flags.pod_namespace or (pods.namespace if pods else None),
+        flags.pod_node or (pods.node if pods else None),
     )
 
 

@@ -2,18 +2,81 @@
 
 from pathlib import Path
 
+from kvheadroom.live.engine_view import ViewOptions
 from kvheadroom.live.found_servers import FoundServer
 from kvheadroom.node.engine_url import parse_engine_url
+from kvheadroom.node.kubernetes_pods import KubernetesPods
 from kvheadroom.node.log_follow import LogFollower, open_log
 from kvheadroom.node.log_place import find_log
+from kvheadroom.node.nvml import NvmlSource
 from kvheadroom.node.target_lists import ListedServer, TargetFiles, TargetUrl
 from kvheadroom.node.vllm import EngineTarget, VllmSource
+from kvheadroom.poll.discovery import Discovery
 from kvheadroom.poll.facts import EngineFactsSource
+from kvheadroom.poll.gpu_watch import GpuSource
 from kvheadroom.poll.log_watch import LogWatch
+from kvheadroom.poll.node import FoundServers, ListedServers, NodeWatch
+from kvheadroom.poll.process_watch import ProcessSource
 from kvheadroom.poll.server_set import WatchedServer
 from kvheadroom.poll.target_watch import TargetList
 from kvheadroom.settings import EngineSettings, Settings
-from kvheadroom.strict_yaml import load_value
+from kvheadroom.strict_yaml import load_mapping, load_value
+
+
+def watch_node(
+    watch: NodeWatch,
+    settings: Settings,
+    *,
+    gpus: GpuSource,
+    processes: ProcessSource | None,
+    are_named: bool = False,
+) -> None:
+    """Watch what the settings say from now on, whole or, where something is refused, not at all.
+
+    Args:
+        watch: The node.
+        settings: Of the operator.
+        gpus: The node's GPUs: one source for life, since a driver call that hangs outlives any
+            configuration.
+        processes: Where servers are found; ``None`` finds none.
+        are_named: Found servers are called by names for people, rather than by address.
+
+    Raises:
+        ConfigError: A setting or one of its files cannot be used.
+    """
+    # Everything that can be refused is made before anything in use is touched.
+    servers = tuple(configured_server(engine, settings) for engine in settings.engines)
+    lists = target_lists(settings)
+    if isinstance(gpus, NvmlSource):
+        gpus.deadline_seconds = settings.poll_timeout_seconds
+
+    def found(server_id: str, server: FoundServer) -> WatchedServer:
+        return found_server(server_id, server, settings, is_name=are_named)
+
+    watch.configure(
+        gpus=gpus if settings.nvml else None,
+        servers=servers,
+        options=ViewOptions(
+            settings.context_tokens,
+            settings.traffic_window_seconds,
+            settings.poll_interval_seconds,
+        ),
+        interval_seconds=settings.poll_interval_seconds,
+        found=FoundServers(processes, found) if processes else None,
+        listed=ListedServers(lists, lambda one: listed_server(one, settings)) if lists else None,
+    )
+
+
+def process_source(settings: Settings, known: ProcessSource | None = None) -> ProcessSource | None:
+    """Return where processes are found; the *known* one as long as it looks there.
+
+    It remembers who was who, so it is kept over a reload.
+    """
+    if not settings.discovery:
+        return None
+    if known is not None and known.target == settings.proc_root:
+        return known
+    return Discovery(read_yaml=load_mapping, proc=settings.proc_root, pod_logs=settings.pod_logs)
 
 
 def configured_server(engine: EngineSettings, settings: Settings) -> WatchedServer:
@@ -63,7 +126,16 @@ def target_lists(settings: Settings) -> tuple[TargetList, ...]:
         TargetUrl(url, deadline_seconds=settings.poll_timeout_seconds)
         for url in settings.target_urls
     )
-    return (*in_files, *asked)
+    pods = settings.pods
+    if pods is None:
+        return (*in_files, *asked)
+    in_cluster = KubernetesPods(
+        pods.selector,
+        namespace=pods.namespace,
+        node=pods.node,
+        deadline_seconds=settings.poll_timeout_seconds,
+    )
+    return (*in_files, *asked, in_cluster)
 
 
 def found_server(

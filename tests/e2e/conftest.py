@@ -1,10 +1,13 @@
-"""What end-to-end tests share: page servers, and answers that hang."""
+"""What end-to-end tests share: page servers, made nodes, and answers that hang."""
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from tests.e2e.made_node import MadeNode
 from tests.e2e.page_server import PageServer
+from tests.parts.fake_nvml import compile_library
 
 
 @pytest.fixture
@@ -27,3 +30,17 @@ def release() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An NVML whose answers a test writes."""
+    return compile_library(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture
+def made_node(tmp_path: Path, library: Path) -> Iterator[MadeNode]:
+    """A node without GPUs or servers yet."""
+    node = MadeNode(tmp_path, library)
+    yield node
+    node.close()

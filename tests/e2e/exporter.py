@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from queue import Empty, Queue
 from typing import Self
 
@@ -18,10 +19,14 @@ from prometheus_client.parser import text_string_to_metric_families
 class Exporter:
     """One ``kvheadroom`` process on a free loopback port, ended by its pid."""
 
-    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "kvheadroom", *arguments]
+    def __init__(
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str | Path] = (sys.executable, "-m", "kvheadroom"),
+    ) -> None:
         self.process = subprocess.Popen(
-            [*command, "--web.listen-address", "127.0.0.1:0"],
+            [*command, *arguments, "--web.listen-address", "127.0.0.1:0"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env={**os.environ, **(environment or {})},

@@ -4,16 +4,11 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.exporter import Exporter
-from tests.parts.fake_nvml import FakeNvml, compile_library, gpu, mig
+from tests.parts.fake_nvml import FakeNvml, gpu, mig
 
 pytestmark = pytest.mark.parts
 
 LOST = 15  # NVML_ERROR_GPU_IS_LOST
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_library(tmp_path_factory.mktemp("library"))
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """A real vLLM on loopback, and the load that overruns a small pool of it."""
 
+import http.client
 import json
 import os
 import random
@@ -9,9 +10,9 @@ import socket
 import subprocess
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,8 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 #: 200 blocks of 128 tokens: forty requests of 300 + 1,500 tokens overrun it within 20 s.
 BLOCKS = 200
-MAX_MODEL_LEN = 2048
+MAX_MODEL_LEN = 4096
 API_KEY = "sk-real-vllm-test"
+HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {API_KEY}"}
 
 
 class RealVllm:
@@ -94,22 +96,11 @@ class RealVllm:
         request = urllib.request.Request(
             f"{self.url}{path}",
             None if body is None else json.dumps(body).encode(),
-            {"Content-Type": "application/json", "Authorization": f"Bearer {API_KEY}"},
+            HEADERS,
         )
         with urllib.request.urlopen(request, timeout=300) as response:
             answer: dict[str, Any] = json.loads(response.read())
             return answer
-
-    def complete(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Answer a random prompt with exactly *output_tokens*."""
-        prompt = [random.randrange(256) for _ in range(prompt_tokens)]
-        body = {
-            "model": "tiny",
-            "prompt": prompt,
-            "max_tokens": output_tokens,
-            "ignore_eos": True,
-        }
-        self.ask("/v1/completions", body)
 
     def start_load(self, requests: int, prompt_tokens: int, output_tokens: int) -> "Load":
         return Load(self, requests, prompt_tokens, output_tokens)
@@ -133,11 +124,14 @@ class Load:
         self, server: RealVllm, requests: int, prompt_tokens: int, output_tokens: int
     ) -> None:
         self.failed: list[str] = []
+        self._connections = [
+            http.client.HTTPConnection(server.target, timeout=300) for _ in range(requests)
+        ]
         self._threads = [
             threading.Thread(
-                target=self._complete, args=(server, prompt_tokens, output_tokens), daemon=True
+                target=self._complete, args=(connection, prompt_tokens, output_tokens), daemon=True
             )
-            for _ in range(requests)
+            for connection in self._connections
         ]
         for thread in self._threads:
             thread.start()
@@ -151,11 +145,33 @@ class Load:
             thread.join(max(0.0, deadline - time.monotonic()))
             assert not thread.is_alive(), "the load did not finish in time"
 
-    def _complete(self, server: RealVllm, prompt_tokens: int, output_tokens: int) -> None:
+    def abandon(self) -> None:
+        """Hang up on every request, upon which the server drops it."""
+        for connection in self._connections:
+            if connection.sock is not None:
+                connection.sock.shutdown(socket.SHUT_RDWR)
+        self.wait(10)
+
+    def _complete(
+        self, connection: http.client.HTTPConnection, prompt_tokens: int, output_tokens: int
+    ) -> None:
+        """Have a random prompt answered with exactly *output_tokens*."""
+        body = {
+            "model": "tiny",
+            "prompt": [random.randrange(256) for _ in range(prompt_tokens)],
+            "max_tokens": output_tokens,
+            "ignore_eos": True,
+        }
         try:
-            server.complete(prompt_tokens, output_tokens)
-        except (OSError, urllib.error.URLError) as error:
+            connection.request("POST", "/v1/completions", json.dumps(body), HEADERS)
+            response = connection.getresponse()
+            if response.status != HTTPStatus.OK:
+                self.failed.append(f"{response.status}: {response.read()[:200]!r}")
+            response.read()
+        except (OSError, http.client.HTTPException) as error:
             self.failed.append(str(error))
+        finally:
+            connection.close()
 
 
 def reported(page: str, name: str) -> float:

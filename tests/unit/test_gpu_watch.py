@@ -75,6 +75,14 @@ def test_a_removed_mig_device_is_gone_and_not_down() -> None:
     assert [set(health) for health in (removed, lost, gone)] == [{"driver", "0"}] * 3
 
 
+def test_a_gpu_that_is_no_longer_counted_is_lost() -> None:
+    """After a driver restart without GPU 1 it is down, with its MIG device, and not forgotten."""
+    _, without = outcomes(node("0", "1", "1:0"), node("0"))
+
+    down = {target: health.reason for target, health in without.items() if not health.up}
+    assert down == {"1": "lost", "1:0": "lost"}
+
+
 def test_failures_are_counted_on_when_a_device_returns() -> None:
     """Lost twice, removed, back: two failures, and a third with the next loss."""
     steps = outcomes(

@@ -11,6 +11,8 @@ OWNERS = {
     20: ProcessOwner("other", "Xorg"),
     21: ProcessOwner("other", "python"),
     22: ProcessOwner("offline", "offline vllm"),
+    98: ProcessOwner("unknown", "unknown"),
+    99: ProcessOwner("unknown", "unknown"),
 }
 
 
@@ -90,6 +92,25 @@ def test_a_process_out_of_sight_intrudes_beside_engines_in_sight() -> None:
 def test_where_no_pid_is_known_nothing_is_said() -> None:
     """In a container without the host's pids, any process may be the engine's own."""
     assert after(gpu(p98=9_000), gpu(p98=9_000, p99=300)) == ()
+
+
+def test_who_has_not_been_looked_up_is_nobody_yet() -> None:
+    """The driver may list an engine's new process before anyone has looked whose it is."""
+    assert after(gpu(p10=9_000), gpu(p10=9_000, p30=300)) == ()
+
+
+def test_an_engine_that_ended_is_no_intruder_while_it_is_listed() -> None:
+    """The driver lists a process on for a moment; what takes its pid later is another program."""
+    two, gone = gpu(p10=9_000, p11=9_000), {**OWNERS, 11: ProcessOwner("unknown", "unknown")}
+    past = observe_intruders(IntruderPast(), two, OWNERS)
+    past = observe_intruders(past, two, gone)
+    past = observe_intruders(past, two, gone)
+
+    assert past.intruders == ()
+
+    other = {**OWNERS, 11: ProcessOwner("other", "python")}
+    past = observe_intruders(past, gpu(p10=9_000, p11=500), other)
+    assert past.intruders == (Intruder(11, "python", 500 * MIB, is_new=True),)
 
 
 def test_an_intruder_without_bytes_is_named() -> None:

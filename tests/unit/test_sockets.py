@@ -88,3 +88,14 @@ def test_without_a_table_the_sockets_are_unknown(tmp_path: Path) -> None:
 def test_a_process_that_has_gone_holds_no_sockets_we_know() -> None:
     """Nothing is found of it, and nothing is raised."""
     assert socket_inodes("/proc", 2**22 + 1) is None
+
+
+def test_descriptors_that_cannot_be_followed_are_unknown(tmp_path: Path) -> None:
+    """Root without CAP_SYS_PTRACE lists a process's descriptors and reads none of them."""
+    folder = tmp_path / "7" / "fd"
+    folder.mkdir(parents=True)
+    (folder / "3").write_text("no link")
+    assert socket_inodes(str(tmp_path), 7) is None
+
+    (folder / "4").symlink_to("socket:[77]")
+    assert socket_inodes(str(tmp_path), 7) == frozenset({77})

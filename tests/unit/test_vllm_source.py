@@ -1,4 +1,5 @@
 import base64
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -169,6 +170,27 @@ def test_a_minute_later_it_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> No
     """A restart that nothing else showed."""
     with polled_once(Restartable()) as source:
         monkeypatch.setattr(vllm, "_IDENTITY_LIFETIME_SECONDS", 0.0)
+        assert source.read().vllm_version == "0.32.0"
+
+
+def test_an_answer_that_was_late_is_asked_for_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was slow for a moment is not without a version for a minute."""
+    answers = serve()
+    slow = threading.Event()
+
+    def respond(peer: Peer, path: str) -> None:
+        if path == "/version" and not slow.is_set():
+            slow.wait(2)
+        answers(peer, path)
+
+    with (
+        hostile_server(each_request(respond)) as server,
+        source_of(server.url, deadline_seconds=0.4) as source,
+    ):
+        assert source.read().vllm_version is None
+        slow.set()
+        assert source.read().vllm_version is None
+        monkeypatch.setattr(vllm, "_RETRY_SECONDS", 0.0)
         assert source.read().vllm_version == "0.32.0"
 
 

@@ -3,11 +3,11 @@
 What is unknown is left out, as in the metrics. Fields may be added; none changes its meaning.
 """
 
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from kvheadroom.errors import ConfigError
+from kvheadroom.errors import ConfigError, KvHeadroomError
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -25,6 +25,23 @@ class SourceDocument(Part, frozen=True, kw_only=True):
     failures: dict[str, int] = {}
     duration_seconds: float | None = None
     last_success_unix_seconds: float | None = None
+
+
+class DiscoveredDocument(Part, frozen=True, kw_only=True):
+    """One vLLM server among the node's processes, watched or not."""
+
+    server: str
+    address: str
+    pid: int
+    model: str | None = None
+    is_listening: bool | None = None
+    unreachable: str | None = None
+    problem: str | None = None
+    devices: tuple[str, ...] | None = None
+    container_id: str | None = None
+    pod: str | None = None
+    pod_namespace: str | None = None
+    systemd_unit: str | None = None
 
 
 class ServerDocument(Part, frozen=True, kw_only=True):
@@ -46,9 +63,9 @@ class ShareDocument(Part, frozen=True, kw_only=True):
 
 
 class RestartDocument(Part, frozen=True, kw_only=True):
-    """Whether one engine would start again now."""
+    """Whether one server would start again now."""
 
-    engine: str
+    server: str
     starts: bool
     needed_bytes: int | None = None
     free_bytes: int | None = None
@@ -70,10 +87,13 @@ class GpuDocument(Part, frozen=True, kw_only=True):
     power_watts: float | None = None
     processes: int | None = None
     unavailable: dict[str, str] = {}
+    engines: tuple[str, ...] = ()
     ledger: tuple[ShareDocument, ...] = ()
+    ledger_notes: tuple[str, ...] = ()
     ledger_absent: str | None = None
     claimed_utilization_ratio: float | None = None
     overcommitted: bool | None = None
+    intruders: tuple[str, ...] = ()
     intruder_bytes: int | None = None
     restarts: tuple[RestartDocument, ...] = ()
     start_order: tuple[str, ...] = ()
@@ -141,6 +161,7 @@ class EngineDocument(Part, frozen=True, kw_only=True):
     drift_ratio: float | None = None
     drift_reason: str | None = None
     boot_change: str | None = None
+    budget_problem: str | None = None
     traffic: TrafficDocument | None = None
     advice: tuple[str, ...] = ()
 
@@ -152,11 +173,13 @@ class NodeDocument(Part, frozen=True, kw_only=True):
     complete: bool
     driver_version: str | None = None
     sources: tuple[SourceDocument, ...] = ()
+    discovered: tuple[DiscoveredDocument, ...] = ()
     servers: tuple[ServerDocument, ...] = ()
     gpus: tuple[GpuDocument, ...] = ()
     engines: tuple[EngineDocument, ...] = ()
 
 
+_PART = TypeVar("_PART", bound=Part)
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(NodeDocument)
 
@@ -176,3 +199,15 @@ def decode_node(body: bytes) -> NodeDocument:
         return _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not the JSON of /api/v1/snapshot: {error}") from error
+
+
+def decode(body: bytes, kind: type[_PART], *, path: str) -> _PART:
+    """Return the record that *body* describes; fields of a newer kvheadroom are passed over.
+
+    Raises:
+        KvHeadroomError: It is not the JSON of *path*.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise KvHeadroomError(f"not the JSON of {path}: {error}") from error

@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
-from kvheadroom.live.engine_view import EngineView
+from kvheadroom.faces.document import EngineDocument, GpuDocument, NodeDocument, SourceDocument
+from kvheadroom.faces.node_document import node_document
+from kvheadroom.faces.notes import notes
 from kvheadroom.live.snapshot import Snapshot
-from kvheadroom.readings import GpuReading, SourceHealth
-from kvheadroom.units import format_bytes
+from kvheadroom.units import format_bytes, format_duration
 
 _STYLE: Final = """
 :root { color-scheme: light dark; }
@@ -34,7 +35,14 @@ CONTENT_SECURITY_POLICY: Final = (
 
 def render(version: str, telemetry_path: str, snapshot: Snapshot) -> str:
     """Return the page as HTML; every text from outside is escaped."""
-    tables = (_engines(snapshot.engines), _gpus(snapshot.gpus), _sources(snapshot.sources))
+    node = node_document(version, snapshot)
+    parts = (
+        _engines(node.engines),
+        _notes(node),
+        _gpus(node.gpus),
+        _holders(node.gpus),
+        _sources(node.sources),
+    )
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -47,63 +55,119 @@ def render(version: str, telemetry_path: str, snapshot: Snapshot) -> str:
 <h1>kvheadroom</h1>
 <p>How much KV cache is left on this node. Version {escape(version)}.</p>
 <p><a href="{escape(telemetry_path)}">Metrics</a> for Prometheus</p>
-{"".join(tables)}
+{"".join(parts)}
 </body>
 </html>
 """
 
 
-def _engines(engines: Sequence[EngineView]) -> str:
-    headings = ("Engine", "Model", "Running", "Waiting", "KV used", "Free tokens", "More requests")
+# --- engines --------------------------------------------------------------------------------
+
+
+def _engines(engines: Sequence[EngineDocument]) -> str:
+    headings = (
+        *("Engine", "Model", "Running", "Waiting", "KV used", "Free tokens", "More requests"),
+        *("Limit", "Full in"),
+    )
     rows = [
         (
-            _text(view.engine),
-            _text(view.reading.model_name or ""),
-            _count(view.reading.requests_running),
-            _count(view.reading.requests_waiting),
-            *_left(view),
+            _text(engine.engine),
+            _text(engine.model or ""),
+            _running(engine),
+            _waiting(engine),
+            *_left(engine),
+            _text(engine.limit or ""),
+            _text(_span(engine.exhaustion_seconds)),
         )
-        for view in engines
+        for engine in engines
     ]
     return _table("Engines", headings, rows) if rows else ""
 
 
-def _left(view: EngineView) -> tuple[str, str, str]:
-    if view.capacity is not None and view.capacity.layout == "none":
+def _running(engine: EngineDocument) -> str:
+    places = "" if engine.max_num_seqs is None else f" of {engine.max_num_seqs:,}"
+    return _count(engine.requests_running) + places
+
+
+def _waiting(engine: EngineDocument) -> str:
+    lost = engine.requests_preempted
+    return _count(engine.requests_waiting) + (f", {lost} preempted" if lost else "")
+
+
+def _left(engine: EngineDocument) -> tuple[str, str, str]:
+    cache = engine.cache
+    if cache is not None and cache.layout == "none":
         return _text("no KV cache"), "", ""
-    used, headroom = view.reading.kv_used_ratio, view.headroom
-    if headroom is None:
+    used = None if cache is None else cache.used_ratio
+    if engine.stalled:
+        return _text("stalled"), "", ""
+    if cache is None or cache.free_blocks is None:
         return _text("unknown" if used is None else f"{used:.1%}"), "", ""
     requests = (
-        f"{count:,} of {headroom.context_tokens[context]:,} tokens"
-        + ("" if context.isdecimal() else f" ({context})")
-        for context, count in headroom.requests.items()
+        f"{fit.requests:,} of {fit.context_tokens:,} tokens"
+        + ("" if fit.context.isdecimal() else f" ({fit.context})")
+        for fit in engine.headroom
     )
-    return _text(f"{used:.1%}"), _count(headroom.free_tokens), "<br>".join(map(_text, requests))
+    shown = "unknown" if used is None else f"{used:.1%}"
+    return _text(shown), _count(cache.free_tokens), "<br>".join(map(_text, requests))
 
 
-def _gpus(gpus: Sequence[GpuReading]) -> str:
-    headings = ("GPU", "Name", "Memory", "Used", "Free", "Processes")
+def _span(seconds: float | None) -> str:
+    return "" if seconds is None else format_duration(seconds)
+
+
+def _notes(node: NodeDocument) -> str:
+    rows = [(_text(note.subject), _text(note.text)) for note in notes(node)]
+    return _table("Needs attention", ("What", "Why"), rows) if rows else ""
+
+
+# --- GPUs -----------------------------------------------------------------------------------
+
+
+def _gpus(gpus: Sequence[GpuDocument]) -> str:
+    headings = ("GPU", "Name", "Memory", "Used", "Free", "Claimed", "Processes")
     rows = [
         (
             _text(gpu.gpu),
             _text(" ".join(filter(None, (gpu.name, gpu.mig_profile)))),
             *(_bytes(count) for count in (gpu.total_bytes, gpu.used_bytes, gpu.free_bytes)),
-            _count(None if gpu.processes is None else len(gpu.processes)),
+            _share(gpu.claimed_utilization_ratio),
+            _count(gpu.processes),
         )
         for gpu in gpus
     ]
     return _table("GPUs", headings, rows) if rows else ""
 
 
-def _sources(sources: Sequence[SourceHealth]) -> str:
+def _holders(gpus: Sequence[GpuDocument]) -> str:
+    """Return who holds each GPU's memory; a GPU's lines add up to its total."""
+    headings = ("GPU", "Owner", "For", "Bytes", "Known from")
+    rows = [
+        (
+            _text(gpu.gpu),
+            _text(share.owner or ""),
+            _text(share.component.replace("_", " ")),
+            _bytes(share.bytes),
+            _text(share.source),
+        )
+        for gpu in gpus
+        for share in gpu.ledger
+        if share.bytes
+    ]
+    return _table("Who holds the memory", headings, rows) if rows else ""
+
+
+# --- sources --------------------------------------------------------------------------------
+
+
+def _sources(sources: Sequence[SourceDocument]) -> str:
     if not sources:
         return "<p>No source has been polled yet.</p>"
     headings = ("Source", "Target", "State", "Reason", "Last data (UTC)")
     return _table("Sources", headings, [_source_row(source) for source in sources])
 
 
-def _source_row(source: SourceHealth) -> tuple[str, ...]:
+def _source_row(source: SourceDocument) -> tuple[str, ...]:
     state = "up" if source.up else "down"
     why = ": ".join(text for text in (source.reason, source.detail) if text)
     return (
@@ -133,6 +197,10 @@ def _text(text: str) -> str:
 
 def _count(number: float | None) -> str:
     return "unknown" if number is None else f"{number:,.0f}"
+
+
+def _share(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.0%}"
 
 
 def _bytes(count: int | None) -> str:

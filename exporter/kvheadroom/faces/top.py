@@ -13,8 +13,8 @@ from kvheadroom.faces.document import (
     GpuDocument,
     NodeDocument,
     ShareDocument,
-    SourceDocument,
 )
+from kvheadroom.faces.notes import Note, Weight, notes, source_notes
 from kvheadroom.units import format_bytes, format_duration
 
 NARROWEST_COLUMNS: Final = 80
@@ -45,9 +45,9 @@ def render(node: NodeDocument, columns: int) -> RenderableType:
     parts += [line for gpu in node.gpus for line in _gpu(gpu, columns)]
     if node.engines:
         parts += [Text(), _engines(node.engines)]
-    notes = [*_notes(node.engines), *_restarts(node.gpus), *_down(node.sources)]
-    if notes:
-        parts += [Text(), *notes]
+    sentences = [_sentence(note) for note in (*notes(node), *source_notes(node))]
+    if sentences:
+        parts += [Text(), *sentences]
     return Group(*parts)
 
 
@@ -69,7 +69,8 @@ def _headline(node: NodeDocument) -> Text:
 def _gpu(gpu: GpuDocument, columns: int) -> Iterable[Text]:
     yield Text()
     title = Text.assemble((f"GPU {gpu.gpu}", "bold"), "  ")
-    facts = [" ".join(filter(None, (gpu.name, gpu.mig_profile)))]
+    name = (gpu.name or "").removeprefix("NVIDIA ").removeprefix("GeForce ")
+    facts = [" ".join(filter(None, (name, gpu.mig_profile)))]
     if gpu.total_bytes is not None:
         facts.append(f"{_size(gpu.used_bytes)} of {_size(gpu.total_bytes)} used")
     if gpu.utilization_ratio is not None:
@@ -104,6 +105,8 @@ def _legend(ledger: Sequence[ShareDocument], columns: int) -> Iterable[Text]:
     """Yield what the bar's segments are: one entry an owner and kind, wrapped at *columns*."""
     line = Text(" ")
     for (owner, kind), count in _summed(ledger).items():
+        if not count:
+            continue
         glyph, color = _SHADES.get(kind, _OTHER_SHADE)
         label = " ".join(filter(None, (owner, _WORDS.get(kind, kind), _size(count))))
         entry = Text.assemble(" ", (glyph if glyph != " " else "·", color), " ", label, " ")
@@ -137,11 +140,11 @@ def _summed(ledger: Sequence[ShareDocument]) -> dict[tuple[str, str], int]:
 
 def _engines(engines: Sequence[EngineDocument]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), expand=True)
-    table.add_column("ENGINE", overflow="ellipsis", no_wrap=True, ratio=1, min_width=14)
-    for heading in ("RUN", "WAIT", "PREEMPT"):
+    table.add_column("ENGINE", overflow="ellipsis", no_wrap=True, ratio=1, min_width=12)
+    for heading in ("RUN", "WAIT", "LOST"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("KV USED", no_wrap=True)
-    table.add_column("MORE REQUESTS", no_wrap=True, overflow="ellipsis", ratio=1, min_width=18)
+    table.add_column("MORE REQUESTS", no_wrap=True, overflow="ellipsis", min_width=22)
     table.add_column("LIMIT", no_wrap=True)
     table.add_column("FULL IN", justify="right", no_wrap=True)
     for engine in engines:
@@ -159,7 +162,7 @@ def _engine(engine: EngineDocument) -> tuple[RenderableType, ...]:
         _count(engine.requests_preempted),
         _usage(engine),
         ", ".join(_fits(engine.headroom)),
-        engine.limit or "-",
+        _LIMITS.get(engine.limit or "none", "?"),
         "-" if engine.exhaustion_seconds is None else format_duration(engine.exhaustion_seconds),
     )
 
@@ -188,42 +191,21 @@ def _fits(headroom: Sequence[FitDocument]) -> Iterable[str]:
             yield f"{fit.requests} {_SHORT[fit.context]}"
 
 
+_LIMITS: Final[dict[str, str]] = {
+    "kv": "KV",
+    "max_num_seqs": "seqs",
+    "token_budget": "tokens",
+    "deferred": "deferred",
+    "none": "-",
+}
 _SHORT: Final = {"observed": "seen", "max": "max"}
 
 
-# --- what needs a sentence ------------------------------------------------------------------
+_COLORS: Final[dict[Weight, str]] = {"fault": "red", "warning": "yellow", "advice": "cyan"}
 
 
-def _notes(engines: Sequence[EngineDocument]) -> Iterable[Text]:
-    for engine in engines:
-        if engine.stalled:
-            yield _note(engine.engine, f"stalled: {engine.stall_evidence}", "red")
-        elif engine.limit not in {None, "none"} and engine.limit_evidence:
-            yield _note(engine.engine, f"{engine.limit} binds: {engine.limit_evidence}", "yellow")
-        if engine.boot_change:
-            yield _note(engine.engine, engine.boot_change, "yellow")
-        for advice in engine.advice:
-            yield _note(engine.engine, advice, "cyan")
-
-
-def _restarts(gpus: Sequence[GpuDocument]) -> Iterable[Text]:
-    for gpu in gpus:
-        for restart in gpu.restarts:
-            if not restart.starts:
-                sizes = f"wants {_size(restart.needed_bytes)}, {_size(restart.free_bytes)} free"
-                text = f"would not start again on GPU {gpu.gpu}: {sizes}"
-                yield _note(restart.engine, text, "red")
-
-
-def _down(sources: Sequence[SourceDocument]) -> Iterable[Text]:
-    for source in sources:
-        if not source.up and source.reason:
-            why = ": ".join(filter(None, (source.reason, source.detail)))
-            yield _note(f"{source.source} {source.target}", f"down: {why}", "red")
-
-
-def _note(subject: str, text: str, color: str) -> Text:
-    return Text.assemble((f"{subject}  ", "bold"), (text, color))
+def _sentence(note: Note) -> Text:
+    return Text.assemble((f"{note.subject}  ", "bold"), (note.text, _COLORS[note.weight]))
 
 
 def _size(count: int | None) -> str:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 from kvheadroom.continuity import counters_fell, started_anew
 from kvheadroom.engine.versions import parse_version
-from kvheadroom.live.admission import admission_blocks
 from kvheadroom.live.boot_change import BootCapacity, BootChange, capacity_of_boot
 from kvheadroom.live.capacity import Capacity, engine_capacity
 from kvheadroom.live.counters import RunningTotal
@@ -63,7 +62,7 @@ class EngineView:
         reading: What its page said.
         vllm_version: As its server reports.
         capacity: Its KV pool; ``None`` while it has not reported one.
-        headroom: What is left of the pool; ``None`` while its usage is unknown.
+        headroom: What is left of the pool; ``None`` while its usage is unknown, or it is stalled.
         traffic: How long its requests are; ``None`` before the first has finished.
         preemptions_total: As reported, carried over restarts; ``None`` before the first report.
         restarts: Restarts seen.
@@ -73,7 +72,7 @@ class EngineView:
             pages lack what is needed.
         stalled: Whether it stands still behind a front end that answers; ``None`` while unknown.
         stall_evidence: What was seen, one line; ``None`` unless stalled.
-        pressure: Why requests wait.
+        pressure: Why requests wait; ``None`` while it is stalled.
         exhaustion_seconds: Until the free blocks run out, by their trend; ``None`` while the pool
             is not filling, or cannot be told to be.
         drift: Its capacity as computed and as reported; ``None`` for an engine without a pool.
@@ -154,6 +153,9 @@ def view_engine(
         options=options,
         restarted=restarted,
     )
+    if past.stall.stalled:
+        # What a dead engine's gauges last said is left of nothing that could be admitted.
+        headroom = None
     view = EngineView(
         engine=engine_id(facts.server or target, reading.rank, facts.name),
         target=target,
@@ -169,8 +171,8 @@ def view_engine(
         preemptions_inferred_total=past.inferred.inferred_total,
         stalled=past.stall.stalled,
         stall_evidence=past.stall.evidence,
-        pressure=past.pressure.pressure,
-        exhaustion_seconds=past.forecast.exhaustion_seconds,
+        pressure=None if past.stall.stalled else past.pressure.pressure,
+        exhaustion_seconds=past.forecast.exhaustion_seconds if headroom else None,
         drift=engine_drift(reading, capacity, facts, version=parse_version(server.vllm_version)),
     )
     return view, past
@@ -286,15 +288,12 @@ def _judge(
     )
     forecast = past.forecast
     if capacity is not None and headroom is not None:
-        prompt = traffic.prompt_mean_tokens if traffic else None
-        needed = None if prompt is None else admission_blocks(capacity, prompt, rules)
         forecast = observe_usage(
             forecast,
             used_blocks=headroom.used_blocks,
             usable_blocks=capacity.usable_blocks,
             at_seconds=at_seconds,
             is_full=pressure.pressure.binding == "kv",
-            next_request_blocks=needed or 0,
         )
     else:
         forecast = ForecastPast()

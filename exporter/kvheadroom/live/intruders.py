@@ -40,11 +40,13 @@ class IntruderPast:
         tenants: Pid → bytes of everyone who was there before the engines, or before us; grown
             memory counts from there.
         was_watched: Engines held the GPU at the last poll.
+        engines: Pids of the engines that did.
         intruders: Who has taken memory since, and still holds it.
     """
 
     tenants: Mapping[int, int] = field(default_factory=lambda: _NOBODY)
     was_watched: bool = False
+    engines: frozenset[int] = frozenset()
     intruders: tuple[Intruder, ...] = ()
 
 
@@ -56,23 +58,25 @@ def observe_intruders(
     Who is there when engines arrive, or when watching begins, is a tenant: the engines have
     measured their share beside it. Who comes or grows later takes what they count on. A process
     that cannot be seen from here is a stranger only where the engines' own can be: otherwise it
-    may be one of theirs.
+    may be one of theirs. An engine's process that has ended is none while the driver still lists
+    it.
 
     Args:
         past: What the last call returned; a new one at first.
         gpu: The GPU or MIG device; without a list of processes nothing is known, and *past* stays.
-        owners: Pid → whose it is; a pid that is missing is unknown.
+        owners: Pid → whose it is; nobody has looked yet whose one is that is missing.
     """
     if gpu.processes is None:
         return past
-    engines = {pid for pid, owner in owners.items() if owner.kind == "engine"}
-    strangers = {one.pid: one.used_bytes for one in gpu.processes if one.pid not in engines}
-    if len(strangers) == len(gpu.processes):
+    listed = {one.pid: one.used_bytes for one in gpu.processes}
+    engines = frozenset(pid for pid in listed if _is_engine(owners.get(pid), pid, past))
+    if not engines:
         # Nobody is intruded upon. An engine that returns measures its share beside who is there.
         return IntruderPast()
+    strangers = {pid: held for pid, held in listed.items() if pid in owners and pid not in engines}
     if not past.was_watched:
         tenants = {pid: held or 0 for pid, held in strangers.items()}
-        return IntruderPast(MappingProxyType(tenants), was_watched=True)
+        return IntruderPast(MappingProxyType(tenants), was_watched=True, engines=engines)
     # A pid that went away may come back as another program.
     tenants = {pid: held for pid, held in past.tenants.items() if pid in strangers}
     found = (
@@ -81,8 +85,15 @@ def observe_intruders(
     return IntruderPast(
         MappingProxyType(tenants),
         was_watched=True,
+        engines=engines,
         intruders=tuple(one for one in found if one is not None),
     )
+
+
+def _is_engine(owner: ProcessOwner | None, pid: int, past: IntruderPast) -> bool:
+    if owner is None or owner.kind == "unknown":
+        return pid in past.engines
+    return owner.kind == "engine"
 
 
 def _intruder(

@@ -31,11 +31,14 @@ class ModelPool:
         allocation: What vLLM's rules make of the model and the engine's labels.
         bytes_per_block: Bytes of one block id over all ranks.
         is_uniform: All layers cache every token, in one group.
+        options: The settings it was reckoned with: what the labels tell, and what they leave open
+            as it best agrees with them.
     """
 
     allocation: Allocation
     bytes_per_block: int
     is_uniform: bool
+    options: EngineOptions
 
     @property
     def reserved_blocks(self) -> int:
@@ -151,6 +154,7 @@ def _pool(layers: ModelLayers, options: EngineOptions) -> ModelPool | None:
         allocation=found,
         bytes_per_block=sum(found.bytes_per_block) * options.tensor_parallel,
         is_uniform=len(found.groups) == 1 and found.groups[0].kind in _WHOLE_CONTEXT_KINDS,
+        options=options,
     )
 
 

@@ -68,8 +68,12 @@ def socket_inodes(root: str, pid: int) -> frozenset[int] | None:
         names = os.listdir(folder)[:_MOST_DESCRIPTORS]  # noqa: PTH208
     except OSError:
         return None
-    targets = (read_proc_link(f"{folder}/{name}") for name in names)
-    matches = (_SOCKET.fullmatch(target) for target in targets if target)
+    read = (read_proc_link(f"{folder}/{name}") for name in names)
+    targets = [target for target in read if target is not None]
+    if names and not targets:
+        # Root in a container may list what it may not follow.
+        return None
+    matches = (_SOCKET.fullmatch(target) for target in targets)
     return frozenset(int(match[1]) for match in matches if match)
 
 

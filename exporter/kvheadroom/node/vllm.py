@@ -33,6 +33,9 @@ PAGE_PATH: Final = "/metrics"
 _PAGE_TYPE: Final = "text/plain;version=0.0.4"
 _MAX_JSON_BYTES: Final = 1 * MIB
 _IDENTITY_LIFETIME_SECONDS: Final = 60.0
+# A question that got no answer in time is asked again earlier, yet seldom: the page waits for it.
+_RETRY_SECONDS: Final = 15.0
+_PASSING: Final[frozenset[Reason]] = frozenset({"timeout", "reset", "unreachable"})
 # A front end that serves its page answers the small questions at once, or something is wrong.
 _SMALL_ANSWER_SECONDS: Final = 1.0
 
@@ -62,6 +65,12 @@ class _Identity:
     version: str | None
     model: ServedModel | None
     endpoints: Mapping[str, Reason | None]
+
+    def is_due(self, now_monotonic_seconds: float) -> bool:
+        """Return whether it should be asked for again."""
+        is_partial = not _PASSING.isdisjoint(self.endpoints.values())
+        lifetime = _RETRY_SECONDS if is_partial else _IDENTITY_LIFETIME_SECONDS
+        return now_monotonic_seconds - self.asked_monotonic_seconds >= lifetime
 
 
 class VllmSource:
@@ -121,9 +130,7 @@ class VllmSource:
             self._identity = None
         self._last_page = page
         known = self._identity
-        is_due = known is None or (
-            started - known.asked_monotonic_seconds >= _IDENTITY_LIFETIME_SECONDS
-        )
+        is_due = known is None or known.is_due(started)
         if is_due:
             self._missing_paths.clear()
         health = self._ask_health(deadline)

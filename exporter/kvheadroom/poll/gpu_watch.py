@@ -81,7 +81,8 @@ def _faults(reading: NvmlReading, known: frozenset[str]) -> dict[str, _Fault]:
     """Return every device that gave no data, among them the MIG devices of an unread GPU.
 
     A known MIG device that its GPU no longer lists is gone rather than down, unless the GPU, or
-    its list of MIG devices, could not be read.
+    its list of MIG devices, could not be read. A GPU that the driver no longer counts is lost:
+    nobody takes one out of a running machine.
 
     Args:
         reading: What the driver answered.
@@ -90,6 +91,10 @@ def _faults(reading: NvmlReading, known: frozenset[str]) -> dict[str, _Fault]:
     faults: dict[str, _Fault] = {
         failure.target: (failure.reason, failure.detail) for failure in reading.failures
     }
+    counted = {gpu.gpu for gpu in reading.gpus} | faults.keys()
+    for target in sorted(known - counted):
+        if ":" not in target:
+            faults[target] = ("lost", f"GPU {target}: the driver no longer counts it")
     unread = dict(faults)
     for gpu in reading.gpus:
         if reason := gpu.unavailable.get("mig_devices"):

@@ -172,6 +172,16 @@ class NodeWatch:
 
     # --- processes and what is found there ---
 
+    def _poll_gpus(self) -> None:
+        gpus, processes = self._gpus, self._processes
+        if gpus is None:
+            return
+        gpus.poll()
+        # Whoever is new on a GPU is looked up before anyone is told of it: it may be an engine
+        # that starts, or a stranger.
+        if processes is not None and not processes.outcome.has_seen(self._listed_gpus()):
+            self._look()
+
     def _look(self) -> None:
         processes = self._processes
         if processes is None:
@@ -215,7 +225,7 @@ class NodeWatch:
         """Return by name every poll there should be, and whose it is."""
         polls: dict[str, tuple[object, _Poll]] = {}
         if self._gpus is not None:
-            polls[_GPUS] = (self._gpus, self._gpus.poll)
+            polls[_GPUS] = (self._gpus, self._poll_gpus)
         if self._processes is not None:
             polls[_PROCESSES] = (self._processes, self._look)
         if self._lists is not None:

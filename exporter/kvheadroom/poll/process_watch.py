@@ -1,5 +1,6 @@
 """Watch the node's processes: which servers there are, and whose each GPU process is."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -37,6 +38,11 @@ class ProcessOutcome:
     health: SourceHealth
     discovered: Discovered = _NOTHING
 
+    def has_seen(self, gpus: Sequence[GpuReading]) -> bool:
+        """Return whether every process on the *gpus* was looked up."""
+        owners = self.discovered.owners
+        return all(one.pid in owners for gpu in gpus for one in gpu.processes or ())
+
 
 class ProcessWatch:
     """The node's processes under watch; see :class:`~kvheadroom.poll.server_watch.ServerWatch`."""
@@ -44,6 +50,8 @@ class ProcessWatch:
     def __init__(self, source: ProcessSource) -> None:
         self.source = source
         self.outcome = ProcessOutcome(unpolled("proc", source.target))
+        # The driver's list asks for a look of its own when it names someone new.
+        self._looking = threading.Lock()
 
     def poll(self, gpus: Sequence[GpuReading]) -> None:
         """Look once and swap the outcome; never raises.
@@ -51,13 +59,14 @@ class ProcessWatch:
         Args:
             gpus: As NVML listed them last.
         """
-        result = attempt(lambda: self._look(gpus))
-        health, seconds = self.outcome.health, result.duration_seconds
-        if isinstance(result, Failed):
-            down = failed(health, result.error.reason, str(result.error), seconds)
-            self.outcome = ProcessOutcome(down)
-        else:
-            self.outcome = ProcessOutcome(succeeded(health, seconds), result.reading)
+        with self._looking:
+            result = attempt(lambda: self._look(gpus))
+            health, seconds = self.outcome.health, result.duration_seconds
+            if isinstance(result, Failed):
+                down = failed(health, result.error.reason, str(result.error), seconds)
+                self.outcome = ProcessOutcome(down)
+            else:
+                self.outcome = ProcessOutcome(succeeded(health, seconds), result.reading)
 
     def _look(self, gpus: Sequence[GpuReading]) -> Discovered:
         try:

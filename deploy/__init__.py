@@ -1,0 +1,1 @@
+"""What runs kvheadroom elsewhere: container, compose, systemd, Kubernetes, Prometheus, Grafana."""
