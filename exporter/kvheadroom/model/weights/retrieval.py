@@ -19,6 +19,7 @@ from kvheadroom.model.weights.wrappers import Wrapper, kept
 _PRIVACY_LABELS: Final = 33
 # The first of these that is given counts the elements of a token's vector.
 _TOKEN_DIMENSIONS: Final = ("embed_dim", "dims", "dim", "projection_dim", "colbert_dim")
+_COLQWEN3_5_DIMENSION: Final = 128
 
 
 def _ending(family: Family, projection: Extra, **defaults: object) -> Family:
@@ -58,6 +59,17 @@ def _seen_token_projection(c: Fields, _r: Ranks) -> list[Part]:
     return [Tensor(c.count(*_TOKEN_DIMENSIONS) * text_width(c), FLOAT32)]
 
 
+def _seen_biased_projection(c: Fields, _r: Ranks) -> list[Part]:
+    elements = c.count(*_TOKEN_DIMENSIONS) or _COLQWEN3_5_DIMENSION
+    return [Tensor(elements * (text_width(c) + 1), FLOAT32)]
+
+
+def _pali_projection(c: Fields, _r: Ranks) -> list[Part]:
+    # Where no field says it, the projection is made of what the checkpoint holds.
+    width = c.whole("hidden_size", default=text_width(c))
+    return [Tensor(c.count("embedding_dim", *_TOKEN_DIMENSIONS) * width, FLOAT32)]
+
+
 def _scoring(seeing: Wrapper, projection: Extra) -> Wrapper:
     """Return *seeing* with *projection* beside an output head that it keeps."""
     return replace(seeing, towers=(*seeing.towers, kept(projection, None)), keeps_head=True)
@@ -81,7 +93,9 @@ RETRIEVAL: Final[Mapping[str, Family]] = {
 _COL_QWEN3: Final = _scoring(VISION["Qwen3VLForConditionalGeneration"], _seen_token_projection)
 
 SEEING_RETRIEVAL: Final[Mapping[str, Wrapper]] = {
+    "ColPaliForRetrieval": _scoring(VISION["PaliGemmaForConditionalGeneration"], _pali_projection),
     "ColQwen3": _COL_QWEN3,
+    "ColQwen3_5": _scoring(VISION["Qwen3_5ForConditionalGeneration"], _seen_biased_projection),
     "JinaVLForRanking": _scoring(VISION["Qwen2VLForConditionalGeneration"], _jina_vision_score),
     "OpsColQwen3Model": _COL_QWEN3,
     "Qwen3VLNemotronEmbedModel": _COL_QWEN3,

@@ -127,6 +127,7 @@ _GRANITE_DEFAULTS: Final = {
         "encoder_hidden_size": 1408,
     },
 }
+_QWEN3_ASR: Final = Wrapper((hearing(_qwen3_hears),), "Qwen3ForCausalLM", head="text")
 _QWEN2_5_OMNI: Final = Wrapper(
     (hearing(_qwen2_5_omni_hears), watching(_qwen2_5_omni_sees)),
     "Qwen2ForCausalLM",
@@ -145,9 +146,8 @@ SPEECH: Final[Mapping[str, Wrapper]] = {
     "Qwen2AudioForConditionalGeneration": Wrapper((hearing(_qwen2_audio),)),
     "Qwen2_5OmniForConditionalGeneration": _QWEN2_5_OMNI,
     "Qwen2_5OmniModel": _QWEN2_5_OMNI,
-    "Qwen3ASRForConditionalGeneration": Wrapper(
-        (hearing(_qwen3_hears),), "Qwen3ForCausalLM", head="text"
-    ),
+    "Qwen3ASRForConditionalGeneration": _QWEN3_ASR,
+    "Qwen3ASRRealtimeGeneration": _QWEN3_ASR,
     "Qwen3OmniMoeForConditionalGeneration": Wrapper(
         (hearing(_qwen3_hears), watching(qwen3_tower)), "Qwen3MoeForCausalLM", head="text"
     ),
