@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format bench golden logs-report test-vllm clean
+.PHONY: demo test lint format bench golden logs-report test-vllm test-image clean
 
 ## demo: serve a simulated node on http://127.0.0.1:10420 (no GPU needed)
 demo: $(STAMP)
@@ -38,6 +38,10 @@ logs-report: $(STAMP)
 ## test-vllm: make a real vLLM on this CPU (4 minutes, 3.5 GB once), serve four tiny families and check every gauge and allocation against it
 test-vllm: $(STAMP)
 	$(BIN)/python -m pytest -m real_vllm tests/real_vllm
+
+## test-image: build the container image without a Docker engine and run it (needs buildah and mmdebstrap)
+test-image: $(STAMP)
+	$(BIN)/python -m pytest -m image tests/deploy
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

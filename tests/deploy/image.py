@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -29,8 +31,11 @@ class Builder:
         if os.geteuid() != 0:
             give_up("building an image takes root")
         self._folder = folder
+        # Where containers have their roots while they run.
+        roots = folder / "roots"
+        roots.mkdir()
         self._buildah = [
-            require("buildah"),
+            *("env", f"TMPDIR={roots}", require("buildah")),
             *("--root", str(folder / "images"), "--runroot", str(folder / "run")),
             *("--storage-driver", "vfs"),
         ]
@@ -77,6 +82,18 @@ class Builder:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
+
+    def close(self) -> None:
+        """End what still runs in a container of ours, and remove everything."""
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                root = (process / "root").readlink()
+            except OSError:
+                continue
+            if root.is_relative_to(self._folder):
+                os.kill(int(process.name), signal.SIGKILL)
+        # pytest keeps the folders of three runs, and this one holds several copies of a system.
+        shutil.rmtree(self._folder)
 
     def _make_base(self) -> None:
         tar = self._folder / "base.tar"

@@ -1,13 +1,11 @@
 """The image, built from its Dockerfile and run as its users would."""
 
 import re
-import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,17 +70,25 @@ def serving(folder: Path, page: bytes) -> Iterator[str]:
             process.kill()
 
 
+@contextmanager
+def running(run: Sequence[str], *arguments: str) -> Iterator[Exporter]:
+    """Run kvheadroom in a container; told to end, buildah ends it too, killed it would not."""
+    with Exporter(*arguments, command=[*run, "kvheadroom"]) as exporter:
+        try:
+            yield exporter
+        finally:
+            exporter.stop()
+
+
 @pytest.fixture(scope="session")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
     """Who has built the image."""
-    folder = tmp_path_factory.mktemp("builder")
-    builder = Builder(folder)
+    builder = Builder(tmp_path_factory.mktemp("builder"))
     try:
         builder.build()
         yield builder
     finally:
-        # pytest keeps the folders of three runs, and this one holds several copies of a system.
-        shutil.rmtree(folder)
+        builder.close()
 
 
 @pytest.fixture(scope="session")
@@ -162,15 +168,13 @@ def test_it_reads_the_driver_that_is_mounted(
         "--env=FAKE_NVML_STATE=/nv/state.txt",
     )
 
-    with Exporter("serve", "--poll.interval", "500ms", command=[*run, "kvheadroom"]) as exporter:
+    with running(run, "serve", "--poll.interval", "500ms") as exporter:
         exporter.wait_for("source_up", 1, source="nvml", target="0", seconds=20)
 
         assert exporter.value("gpu_info", uuid="GPU-in-a-container") == 1
         assert exporter.value("gpu_memory_total_bytes", gpu="0") == 150_754_820_096
         url = f"http://127.0.0.1:{exporter.port}/-/healthy"
         assert builder.in_container(container, "kvheadroom", "check-health", url) == ""
-        exporter.process.send_signal(signal.SIGTERM)
-        exporter.process.wait(15)
     deadline = time.monotonic() + 5
     while True:
         try:
@@ -209,7 +213,7 @@ def test_the_daemon_set_finds_a_server_of_the_node(
 
     with (
         serving(folders["server"], page("pages/real-0.32.0-preempting-counter-lags")) as target,
-        Exporter(*box["args"], command=[*run, "kvheadroom"]) as exporter,
+        running(run, *box["args"]) as exporter,
     ):
         exporter.wait_for("source_up", 1, source="vllm", target=target, seconds=30)
 
@@ -221,7 +225,7 @@ def test_its_demo_runs(builder: Builder, container: str) -> None:
     """Who has no GPU sees a simulated node."""
     run = builder.run_command(container)
 
-    with Exporter("demo", command=[*run, "kvheadroom"]) as exporter:
+    with running(run, "demo") as exporter:
         exporter.wait_for("source_up", 1, source="nvml", target="0", seconds=20)
 
         assert exporter.samples("headroom_requests")
