@@ -221,6 +221,8 @@ class _Asked:
         each = steady_blocks(found, self.context_tokens)
         # A block may hold more tokens than before: what runs takes fewer of them.
         before = steady_blocks(self.pool.today, self.context_tokens)
+        if not each or not before:
+            return None
         running = -(-load.used_blocks * each // before)
         waiting = load.waiting * steady_blocks(found, load.waiting_tokens)
         free = max(0, found.num_blocks - 1 - running - waiting)
