@@ -111,6 +111,8 @@ def _kv_shortage(view: EngineView) -> str | None:
     if view.requests_preempted:
         return f"{view.requests_preempted} requests lost their blocks and wait"
     seconds = view.exhaustion_seconds
+    if seconds == 0:
+        return "its pool is full"
     if seconds is not None and seconds <= _SOON_SECONDS:
         return f"its free blocks run out in {format_duration(seconds)}"
     return None
