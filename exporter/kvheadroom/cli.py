@@ -325,14 +325,10 @@ def plan(as_json: bool, check: bool, **given: Any) -> int:  # noqa: ANN401
     "--url",
     default=f"http://127.0.0.1:{defaults.PORT}",
     show_default=True,
-    help="A running kvheadroom.",
+    help="The kvheadroom to ask.",
 )
-@click.option("--user", help="One of its basic_auth_users.")
-@click.option("--password-file", type=_FILE, help="Holds the user's password.")
 @click.option(
-    "--ca-file",
-    type=_FILE,
-    help="Certificates that its own is checked against.  [default: the system's; none on loopback]",
+    "--ca-file", type=_FILE, help="Certificates to check its own against.  [default: the system's]"
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @click.option("--check", is_flag=True, help="Exit 1 unless every engine asked about takes them.")
@@ -345,13 +341,10 @@ def fit(as_json: bool, check: bool, **given: Any) -> int:  # noqa: ANN401
     request.
     """
     from kvheadroom import fit_command  # noqa: PLC0415
+    from kvheadroom.faces.document import encode  # noqa: PLC0415
 
-    body = fit_command.ask_fit(fit_command.FitFlags(**given))
-    fits = fit_command.read_fits(body)
-    if as_json:
-        click.echo(body)
-    else:
-        click.echo(fit_command.as_text(fits), nl=False)
+    fits = fit_command.ask_fit(fit_command.FitFlags(**given))
+    click.echo(encode(fits) if as_json else fit_command.as_text(fits), nl=as_json)
     return _EXIT_FAILED if check and not fit_command.all_fit(fits) else 0
 
 

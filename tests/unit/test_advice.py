@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 from tests.unit.engine_views import HOPPER, QWEN3_8B, cards, engine, facts, options, pressed
 
+from kvheadroom.faces.node_document import node_document
+from kvheadroom.faces.notes import notes
 from kvheadroom.live.advice import Advice, AdviceKind, advise, advise_all
 from kvheadroom.live.card_view import CardView
 from kvheadroom.live.engine_view import EngineView
+from kvheadroom.live.snapshot import Snapshot
 from kvheadroom.units import GIB
 
 
@@ -55,6 +58,20 @@ def test_only_engines_with_advice_are_listed() -> None:
     assert list(advise_all((), (quiet, short))) == [short.engine]
 
 
+def test_every_face_shows_the_advice_of_an_engine() -> None:
+    """Page, terminal and JSON are made from one document."""
+    short, quiet = pressed(engine(used_ratio=0.99)), engine(target="127.0.0.1:8001")
+    views = (short, quiet)
+
+    node = node_document("1", Snapshot(engines=views, advice=advise_all((), views)))
+
+    assert [one.advice for one in node.engines] == [
+        tuple(one.text for one in advise(short, (), views)),
+        (),
+    ]
+    assert [note.subject for note in notes(node) if note.weight == "advice"] == [short.engine]
+
+
 # --- an fp8 cache ----------------------------------------------------------------------------
 
 
@@ -65,16 +82,20 @@ def test_a_full_pool_is_told_what_an_fp8_cache_would_hold() -> None:
 
     Source: vLLM 0.32's own get_kv_cache_configs.
     """
-    found = advice(pressed(engine(used_ratio=0.99)))["quantize_cache"]
+    view = pressed(engine(used_ratio=0.99, running=70, waiting=6))
+
+    found = advice(view)["quantize_cache"]
 
     assert flags(found) == {"--kv-cache-dtype": "fp8"}
     assert (found.tokens_now, found.tokens) == (145_632, 291_264)
     assert (found.requests_now, found.requests) == (72, 145)
     assert "precision" in found.cost
-    assert found.evidence == "seen by the test"
+    assert re.findall(r"\d+", found.evidence) == ["70", "6"]
 
 
-@pytest.mark.parametrize("shown", [{"requests_preempted": 3}, {"exhaustion_seconds": 120.0}])
+@pytest.mark.parametrize(
+    "shown", [{"requests_preempted": 3}, {"exhaustion_seconds": 120.0}, {"exhaustion_seconds": 0.0}]
+)
 def test_lost_blocks_and_a_pool_about_to_fill_are_a_shortage(shown: dict[str, float]) -> None:
     """Waiting for the queue to form would be late."""
     view = pressed(engine(used_ratio=0.9), "none", **shown)

@@ -1,6 +1,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.unit.engine_views import QWEN3_8B, engine, facts, options
 
 from kvheadroom.live.fit import Fit, fit
@@ -144,3 +146,45 @@ def test_windows_close_once_their_prompts_are_computed() -> None:
 
     assert found.possible == 21_844 // 1_013 == 21
     assert found.admitted == 10
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    used_ratio=st.floats(0.0, 1.0),
+    running=st.integers(0, 300),
+    waiting=st.integers(0, 300),
+    tokens=st.tuples(st.integers(1, 60_000), st.integers(1, 60_000)),
+    model=st.sampled_from(["qwen3-8b", None]),
+)
+def test_longer_requests_never_fit_better(
+    used_ratio: float, running: int, waiting: int, tokens: tuple[int, int], model: str | None
+) -> None:
+    """Whatever the load, a longer request takes at least as much of everything."""
+    view = engine(known=facts(model), used_ratio=used_ratio, running=running, waiting=waiting)
+    shorter, longer = (asked(view, tokens=one, requests=1) for one in sorted(tokens))
+
+    assert shorter.possible is not None
+    assert longer.possible is not None
+    assert shorter.possible >= longer.possible
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    used_ratio=st.floats(0.0, 1.0),
+    running=st.integers(0, 300),
+    requests=st.integers(1, 300),
+    tokens=st.integers(1, 40_960),
+)
+def test_as_many_as_are_possible_fit_and_no_more(
+    used_ratio: float, running: int, requests: int, tokens: int
+) -> None:
+    """The verdict, the number and the blocks say the same."""
+    found = asked(engine(used_ratio=used_ratio, running=running), tokens, requests)
+
+    assert found.possible is not None
+    assert found.blocks_needed is not None
+    assert found.blocks_free is not None
+    assert found.fits == (found.possible >= requests)
+    if found.fits:
+        assert found.blocks_needed <= found.blocks_free
+        assert running + requests <= 256

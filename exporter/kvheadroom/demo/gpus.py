@@ -71,6 +71,7 @@ class SimulatedGpus:
             gpu=str(index),
             uuid=gpu_uuid(index),
             name=plan.name,
+            compute_capability=plan.compute_capability,
             total_bytes=plan.total_bytes,
             reserved_bytes=plan.reserved_bytes,
             used_bytes=used_bytes,

@@ -24,6 +24,7 @@ class CardPlan:
         reserved_bytes: What driver and firmware keep of it.
         idle_watts: Board power with nothing to do.
         limit_watts: Board power limit.
+        compute_capability: CUDA's.
         tenant_bytes: Held by a process that is no engine, 0 for none.
     """
 
@@ -32,6 +33,7 @@ class CardPlan:
     reserved_bytes: int
     idle_watts: float
     limit_watts: float
+    compute_capability: tuple[int, int]
     tenant_bytes: int = 0
 
 

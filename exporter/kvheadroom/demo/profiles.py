@@ -23,6 +23,7 @@ _RTX_4070: Final = CardPlan(
     reserved_bytes=256 * MIB,
     idle_watts=14.0,
     limit_watts=200.0,
+    compute_capability=(8, 9),
 )
 _CONTEXT_BYTES: Final = _gib(0.28)
 
@@ -109,6 +110,7 @@ _H100: Final = CardPlan(
     reserved_bytes=551 * MIB,
     idle_watts=70.0,
     limit_watts=700.0,
+    compute_capability=(9, 0),
 )
 _H100_SHARED: Final = replace(_H100, tenant_bytes=_gib(22.4))
 _RACK: Final = NodePlan(

@@ -51,6 +51,9 @@ NO_BYTES: Final = exactly(0, "computed")
 # reported, none is documented.
 CONTEXT: Final = Estimate(280 * MIB, 300 * MIB, 1024 * MIB, "table")
 
+# Beyond it nothing is left for what vLLM does not count.
+LARGEST_SHARE: Final = 0.97
+
 
 def activation_of(weights_bytes: int) -> Estimate:
     """Return the activation peak that is usual for a model of that size."""

@@ -1,6 +1,6 @@
 """One snapshot as the JSON document: the same numbers as the metrics, by name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvheadroom.faces.document import (
     CacheDocument,
@@ -16,6 +16,7 @@ from kvheadroom.faces.document import (
     TrafficDocument,
 )
 from kvheadroom.faces.gpu_series import split_pool
+from kvheadroom.live.advice import Advice
 from kvheadroom.live.card_view import CardView
 from kvheadroom.live.engine_view import EngineView, is_asleep
 from kvheadroom.live.found_servers import FoundServer
@@ -39,7 +40,9 @@ def node_document(version: str, snapshot: Snapshot) -> NodeDocument:
         discovered=tuple(_discovered(*one) for one in snapshot.discovered.items()),
         servers=tuple(map(_server, snapshot.servers)),
         gpus=tuple(map(_gpu, snapshot.cards)),
-        engines=tuple(map(_engine, snapshot.engines)),
+        engines=tuple(
+            _engine(view, snapshot.advice.get(view.engine, ())) for view in snapshot.engines
+        ),
     )
 
 
@@ -151,7 +154,7 @@ def _intruder_bytes(card: CardView) -> int | None:
 # --- engines --------------------------------------------------------------------------------
 
 
-def _engine(view: EngineView) -> EngineDocument:
+def _engine(view: EngineView, advice: Sequence[Advice]) -> EngineDocument:
     reading, pressure, drift = view.reading, view.pressure, view.drift
     sleeps = None if reading.sleep_state is None else is_asleep(reading)
     return EngineDocument(
@@ -180,6 +183,7 @@ def _engine(view: EngineView) -> EngineDocument:
         boot_change=view.boot_change.text if view.boot_change else None,
         budget_problem=view.facts.problem,
         traffic=_traffic(view),
+        advice=tuple(one.text for one in advice),
     )
 
 

@@ -107,13 +107,20 @@ def advise_all(
 def _kv_shortage(view: EngineView) -> str | None:
     """Return what shows that *view* is short of blocks; ``None`` where nothing does."""
     if view.pressure is not None and view.pressure.binding == "kv":
-        return view.pressure.evidence
+        return f"{_queue(view)} for blocks"
     if view.requests_preempted:
         return f"{view.requests_preempted} requests lost their blocks and wait"
     seconds = view.exhaustion_seconds
+    if seconds == 0:
+        return "its pool is full"
     if seconds is not None and seconds <= _SOON_SECONDS:
         return f"its free blocks run out in {format_duration(seconds)}"
     return None
+
+
+def _queue(view: EngineView) -> str:
+    reading = view.reading
+    return f"{reading.requests_running or 0:.0f} run, {reading.requests_waiting or 0:.0f} wait"
 
 
 def _length(view: EngineView) -> int:
@@ -263,7 +270,7 @@ def _more_places(view: EngineView) -> Advice | None:
             f"{tokens:,} tokens each"
         ),
         cost="a restart, longer steps, and a little more memory for graphs and activations",
-        evidence=f"{pressure.evidence}; {headroom.free_blocks:,} blocks are free",
+        evidence=f"{_queue(view)} for a place; {headroom.free_blocks:,} blocks are free",
         requests=value,
         requests_now=places,
     )
@@ -277,7 +284,10 @@ def _pin_pool(view: EngineView, pin: PinnedPool) -> Advice:
     elif pin.tokens is None or pin.tokens_now is None:
         effect = start
     else:
-        effect = f"{start}, with {pin.tokens:,} tokens instead of {pin.tokens_now:,}"
+        effect = (
+            f"{start}, with {pin.tokens:,} tokens instead of {pin.tokens_now:,}: "
+            f"{pin.requests} requests of the full length instead of {pin.requests_now}"
+        )
     return Advice(
         engine=view.engine,
         kind="pin_pool",

@@ -94,13 +94,7 @@ def fit(
     load = load_of(view, context_tokens)
     if load is None:
         return replace(asked, reason="how full it is, and what waits, is not known")
-    places = view.facts.rules.max_num_seqs
-    # Whoever waits already comes first.
-    left = None if places is None else max(0, places - load.running - load.waiting)
-    asked = replace(asked, places_free=left)
-    if capacity.layout == "none":
-        return _by_places(asked, places)
-    return _by_blocks(asked, capacity, load, view.facts.rules)
+    return _room(asked, capacity, load, view.facts.rules)
 
 
 def _settled(asked: Fit, *, possible: int, limit: FitLimit, reason: str) -> Fit:
@@ -126,6 +120,16 @@ def _standstill(
     return "queue", f"others wait already: {pressure.evidence}"
 
 
+def _room(asked: Fit, capacity: Capacity, load: Load, rules: AdmissionRules) -> Fit:
+    """Return how many the free blocks and places take; whoever waits already comes first."""
+    places = rules.max_num_seqs
+    left = None if places is None else max(0, places - load.running - load.waiting)
+    asked = replace(asked, places_free=left)
+    if capacity.layout == "none":
+        return _by_places(asked, places)
+    return _by_blocks(asked, capacity, load, rules)
+
+
 def _by_places(asked: Fit, places: int | None) -> Fit:
     """Return the answer of a model that caches nothing: only places can run out."""
     left = asked.places_free
@@ -136,7 +140,7 @@ def _by_places(asked: Fit, places: int | None) -> Fit:
 
 
 def _by_blocks(asked: Fit, capacity: Capacity, load: Load, rules: AdmissionRules) -> Fit:
-    """Return how many the free blocks and places take."""
+    """Return how many the free blocks take, places permitting."""
     each, free, left = asked.blocks_each, asked.blocks_free, asked.places_free
     if not each or free is None:
         return replace(asked, reason="how many blocks such a request holds is not known")

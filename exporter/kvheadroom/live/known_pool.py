@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from kvheadroom.engine.capacity import Allocation, allocate, steady_blocks
 from kvheadroom.engine.options import EngineOptions
@@ -10,6 +11,10 @@ from kvheadroom.errors import KvHeadroomError
 from kvheadroom.live.capacity import Capacity
 from kvheadroom.live.engine_view import EngineView
 from kvheadroom.model.layers import ModelLayers
+
+# Ada, Hopper, Blackwell and its desktop form: kernels, and with them layouts, differ. Hopper is
+# the one that most servers have.
+_CAPABILITIES: Final = ((9, 0), (8, 9), (10, 0), (12, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,7 @@ class KnownPool:
         options: Of its server; blocks are what the memory gives.
         stage_bytes: The pool on one rank of each pipeline stage, shape ``(stages,)``.
         today: What the rules make of it.
+        elsewhere: Where the GPU is not known, the same on other GPUs that would report the same.
     """
 
     layers: ModelLayers
@@ -29,15 +35,17 @@ class KnownPool:
     options: EngineOptions
     stage_bytes: tuple[int, ...]
     today: Allocation
+    elsewhere: tuple["KnownPool", ...] = ()
 
-    def with_options(self, options: EngineOptions, *, more_bytes: int = 0) -> Allocation | Refusal:
-        """Return what a start with *options* would allocate.
+    def with_settings(self, *, more_bytes: int = 0, **changed: Any) -> Allocation | Refusal:  # noqa: ANN401
+        """Return what a start with some of the options changed would allocate.
 
         Args:
-            options: The changed settings.
-            more_bytes: What every rank has beside the pool of today; may be negative.
+            more_bytes: What every rank has beside the pool of today.
+            changed: Fields of the options and their values.
         """
-        return self._allocated(options, [max(0, one + more_bytes) for one in self.stage_bytes])
+        memory = [stage + more_bytes for stage in self.stage_bytes]
+        return self._allocated(replace(self.options, **changed), memory)
 
     def with_rank_bytes(self, rank_bytes: int) -> Allocation | Refusal:
         """Return what a start with a pool of *rank_bytes* on every rank would allocate."""
@@ -67,10 +75,13 @@ def known_pool(view: EngineView) -> KnownPool | str:
         if options.speculation is not None and options.speculation.model and facts.draft is None:
             return "the draft model is not known"
     for candidate in _candidates(options, capacity, is_told=facts.options is not None):
-        today = _today(facts.layers, candidate, facts.draft, capacity)
-        if today is not None:
-            stage_bytes = tuple(capacity.blocks * size for size in today.bytes_per_block)
-            return KnownPool(facts.layers, facts.draft, candidate, stage_bytes, today)
+        made = [
+            pool
+            for settings in _on_gpus(candidate)
+            if (pool := _pool(facts.layers, settings, facts.draft, capacity)) is not None
+        ]
+        if made:
+            return replace(made[0], elsewhere=tuple(made[1:]))
     return "the rules do not reproduce what the engine reports"
 
 
@@ -94,13 +105,23 @@ def _candidates(
         yield replace(free, block_size=capacity.label_block_tokens)
 
 
-def _today(
+def _on_gpus(options: EngineOptions) -> Iterator[EngineOptions]:
+    """Yield the settings on every kind of GPU that the server's may be."""
+    device = options.device
+    if device.capability is not None:
+        yield options
+        return
+    for capability in _CAPABILITIES:
+        yield replace(options, device=replace(device, capability=capability))
+
+
+def _pool(
     layers: ModelLayers,
     options: EngineOptions,
     draft: ModelLayers | None,
     capacity: Capacity,
-) -> Allocation | None:
-    """Return what *options* make of the engine's own blocks, if that is what it reports."""
+) -> KnownPool | None:
+    """Return the pool that *options* make of the engine's own blocks, if it reports that one."""
     settled = replace(
         options,
         num_gpu_blocks_override=capacity.blocks,
@@ -115,5 +136,7 @@ def _today(
     label, need = capacity.label_block_tokens, capacity.full_request_blocks
     if capacity.layout != "hybrid" and label is not None and found.block_size != label:
         return None
-    agrees = need is None or round(found.num_blocks / found.max_concurrency) == need
-    return found if agrees else None
+    if need is not None and round(found.num_blocks / found.max_concurrency) != need:
+        return None
+    stage_bytes = tuple(capacity.blocks * size for size in found.bytes_per_block)
+    return KnownPool(layers, draft, options, stage_bytes, found)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import floor
 from typing import Final
 
+from kvheadroom.engine.budget import LARGEST_SHARE
 from kvheadroom.engine.options import EngineOptions
 from kvheadroom.live.card_view import CardView
 from kvheadroom.live.claims import CardClaims, Restart
@@ -15,8 +16,6 @@ from kvheadroom.units import MIB
 # Left on every GPU for what nobody counts: other contexts, peaks beyond the profile.
 _MARGIN_BYTES: Final = 512 * MIB
 _MARGIN_RATIO: Final = 0.02
-# Beyond it nothing is left for what vLLM does not count.
-_LARGEST_SHARE: Final = 0.97
 _STEP: Final = 0.01
 
 
@@ -124,7 +123,7 @@ def _others_bytes(card: CardView) -> int:
 
 def _larger_utilization(today: float, rooms: Sequence[_Room]) -> LargerShare | str:
     tightest = min(rooms, key=lambda room: room.spare_bytes / room.visible_bytes)
-    most = min(_LARGEST_SHARE, today + tightest.spare_bytes / tightest.visible_bytes)
+    most = min(LARGEST_SHARE, today + tightest.spare_bytes / tightest.visible_bytes)
     # Rounded down to a hundredth, as people write it; what a float lacks to one is no reason.
     share = floor(most / _STEP + 1e-6) * _STEP
     if share < today + _STEP / 2:

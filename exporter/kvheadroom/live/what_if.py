@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from kvheadroom.engine.capacity import Allocation, steady_blocks
 from kvheadroom.engine.dtypes import is_quantized
-from kvheadroom.engine.options import EngineOptions
 from kvheadroom.engine.refusal import Refusal
 from kvheadroom.live.card_view import CardView
 from kvheadroom.live.engine_view import EngineView
@@ -19,6 +18,8 @@ FP8_CHANGE: Final = "--kv-cache-dtype fp8"
 
 # Ada and Hopper; before them numbers of 8 bits are widened first.
 _FP8_CAPABILITY: Final = (8, 9)
+# Kernels of different GPUs round blocks up differently.
+_SAME_RATIO: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +175,12 @@ class _Asked:
         backend = options.attention_backend
         if backend is not None and backend.lower() != "auto":
             return WhatIf(FP8_CHANGE, reason=f"whether {backend} serves such a cache is not known")
-        made = self._outcome(FP8_CHANGE, replace(options, kv_cache_dtype="fp8"))
-        return replace(made, evidence=_fp8_evidence(options.device.capability))
+        told = self.view.facts.options
+        evidence = _fp8_evidence(told.device.capability if told else None)
+        return replace(self._outcome(FP8_CHANGE, kv_cache_dtype="fp8"), evidence=evidence)
 
     def with_share(self, share: LargerShare) -> WhatIf:
-        made = self._outcome(share.change, self.pool.options, share.more_bytes)
+        made = self._outcome(share.change, more_bytes=share.more_bytes)
         return replace(made, evidence=share.evidence)
 
     def _with_length(self) -> WhatIf:
@@ -186,10 +188,13 @@ class _Asked:
         change = f"{LENGTH_FLAG} {self.context_tokens}"
         if limit is not None and self.context_tokens > limit:
             return WhatIf(change, reason=f"the model was made for {limit:,} tokens at most")
-        return self._outcome(change, replace(self.pool.options, max_model_len=self.context_tokens))
+        return self._outcome(change, max_model_len=self.context_tokens)
 
-    def _outcome(self, change: str, options: EngineOptions, more_bytes: int = 0) -> WhatIf:
-        found = self.pool.with_options(options, more_bytes=more_bytes)
+    def _outcome(self, change: str, *, more_bytes: int = 0, **settings: Any) -> WhatIf:  # noqa: ANN401
+        found = self.pool.with_settings(more_bytes=more_bytes, **settings)
+        for other in self.pool.elsewhere:
+            if not _agree(found, other.with_settings(more_bytes=more_bytes, **settings)):
+                return WhatIf(change, reason="that hangs on the GPU, and which one is not known")
         if isinstance(found, Refusal):
             return WhatIf(change, fits=False, reason=f"vLLM would not start: {found.message}")
         today = self.pool.today
@@ -221,12 +226,22 @@ class _Asked:
         each = steady_blocks(found, self.context_tokens)
         # A block may hold more tokens than before: what runs takes fewer of them.
         before = steady_blocks(self.pool.today, self.context_tokens)
+        if not each or not before:
+            return None
         running = -(-load.used_blocks * each // before)
         waiting = load.waiting * steady_blocks(found, load.waiting_tokens)
         free = max(0, found.num_blocks - 1 - running - waiting)
         places = self.view.facts.rules.max_num_seqs
         left = None if places is None else max(0, places - load.running - load.waiting)
         return free // each if left is None else min(left, free // each)
+
+
+def _agree(one: Allocation | Refusal, other: Allocation | Refusal) -> bool:
+    """Return whether two GPUs would give about the same."""
+    if isinstance(one, Refusal) or isinstance(other, Refusal):
+        return isinstance(one, Refusal) and isinstance(other, Refusal)
+    tokens, others = one.tokens or 0, other.tokens or 0
+    return abs(tokens - others) <= _SAME_RATIO * tokens
 
 
 def has_fp8_units(capability: tuple[int, int] | None) -> bool:

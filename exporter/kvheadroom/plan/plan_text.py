@@ -4,14 +4,11 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Any, Final
 
-from kvheadroom.engine.budget import Estimate
+from kvheadroom.engine.budget import LARGEST_SHARE, Estimate
 from kvheadroom.engine.capacity import Allocation
 from kvheadroom.engine.refusal import Refusal
 from kvheadroom.plan.plan import Plan, PlannedService
 from kvheadroom.units import GIB
-
-# Beyond it nothing is left for what vLLM does not count.
-_LARGEST_SHARE: Final = 0.97
 
 _HEADINGS: Final = ("service", "share", "managed", "weights", "other", "left", "what is left is")
 
@@ -169,7 +166,7 @@ def _share_advice(service: PlannedService, outcome: Refusal, plan: Plan) -> str:
     demand, total = service.budget.demand, plan.card.total_bytes
     missing = (outcome.needed_bytes or 0) - service.budget.remainder.bytes
     wanted = ceil((service.budget.managed_bytes + missing) / total * 100) / 100
-    if wanted <= _LARGEST_SHARE:
+    if wanted <= LARGEST_SHARE:
         return f"{service.name}: --gpu-memory-utilization {wanted:.2f} would be enough for it"
     weights = demand.weights.bytes / total
     return (
