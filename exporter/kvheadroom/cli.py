@@ -12,6 +12,7 @@ import click
 
 from kvheadroom import __version__, defaults
 from kvheadroom.errors import ConfigError, KvHeadroomError
+from kvheadroom.redaction import without_credentials
 
 _EXIT_FAILED: Final = 1
 _EXIT_USAGE: Final = 2
@@ -30,13 +31,15 @@ def run() -> int:
     except click.exceptions.Abort:
         return 128 + 2
     except click.ClickException as error:
+        # What was typed may be a URL with a password.
+        error.message = without_credentials(error.message)
         error.show()
         return error.exit_code
     except ConfigError as error:
-        click.echo(f"kvheadroom: {error}", err=True)
+        click.echo(f"kvheadroom: {without_credentials(str(error))}", err=True)
         return _EXIT_USAGE
     except KvHeadroomError as error:
-        click.echo(f"kvheadroom: {error}", err=True)
+        click.echo(f"kvheadroom: {without_credentials(str(error))}", err=True)
         return _EXIT_FAILED
     except BrokenPipeError:
         # The reader of our output (head, less) has seen enough.
