@@ -21,7 +21,8 @@ def shown(*words: str) -> tuple[bytes, bool]:
         capture_output=True, text=True, timeout=20, check=True,
     )  # fmt: skip
     words_shown, is_kept = done.stdout.splitlines()
-    return ast.literal_eval(words_shown), is_kept == "True"
+    listed: bytes = ast.literal_eval(words_shown)
+    return listed, is_kept == "True"
 
 
 def test_credentials_of_urls_are_written_over() -> None:
