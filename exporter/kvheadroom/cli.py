@@ -3,6 +3,7 @@
 Everything but click is imported inside the commands, so that ``--help`` stays quick.
 """
 
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +32,10 @@ def run() -> int:
     except click.exceptions.Abort:
         return 128 + 2
     except click.ClickException as error:
-        # What was typed may be a URL with a password.
-        error.message = without_credentials(error.message)
-        error.show()
+        # It repeats what was typed, which may be a URL with a password.
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(without_credentials(shown.getvalue()), err=True, nl=False)
         return error.exit_code
     except ConfigError as error:
         click.echo(f"kvheadroom: {without_credentials(str(error))}", err=True)
