@@ -12,7 +12,9 @@ def main() -> None:
     os.environ.pop("prometheus_multiproc_dir", None)
 
     from kvheadroom.cli import run  # noqa: PLC0415  (after the environment is clean)
+    from kvheadroom.own_words import hide_credentials  # noqa: PLC0415
 
+    hide_credentials()
     sys.exit(run())
 
 

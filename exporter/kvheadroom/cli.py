@@ -3,6 +3,7 @@
 Everything but click is imported inside the commands, so that ``--help`` stays quick.
 """
 
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 
 from kvheadroom import __version__, defaults
 from kvheadroom.errors import ConfigError, KvHeadroomError
+from kvheadroom.redaction import without_credentials
 
 _EXIT_FAILED: Final = 1
 _EXIT_USAGE: Final = 2
@@ -30,13 +32,16 @@ def run() -> int:
     except click.exceptions.Abort:
         return 128 + 2
     except click.ClickException as error:
-        error.show()
+        # It repeats what was typed, which may be a URL with a password.
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(without_credentials(shown.getvalue()), err=True, nl=False)
         return error.exit_code
     except ConfigError as error:
-        click.echo(f"kvheadroom: {error}", err=True)
+        click.echo(f"kvheadroom: {without_credentials(str(error))}", err=True)
         return _EXIT_USAGE
     except KvHeadroomError as error:
-        click.echo(f"kvheadroom: {error}", err=True)
+        click.echo(f"kvheadroom: {without_credentials(str(error))}", err=True)
         return _EXIT_FAILED
     except BrokenPipeError:
         # The reader of our output (head, less) has seen enough.

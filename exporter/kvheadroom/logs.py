@@ -10,6 +10,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Final
 
+from kvheadroom.redaction import without_credentials
 from kvheadroom.settings_file import LogFormat, LogLevel
 
 # Libraries whose own debug lines may hold a URL with a secret, or repeat what is counted.
@@ -38,7 +39,7 @@ def _fields(record: logging.LogRecord, formatter: logging.Formatter) -> dict[str
     fields |= {key: str(value) for key, value in getattr(record, "fields", {}).items()}
     if record.exc_info:
         fields["traceback"] = formatter.formatException(record.exc_info)
-    return fields
+    return {key: without_credentials(value) for key, value in fields.items()}
 
 
 class _LogfmtFormatter(logging.Formatter):

@@ -17,6 +17,11 @@ _URL_CREDENTIALS: Final = re.compile(r"(?<=://)[^/@\s]+@")
 _URL_QUERY: Final = re.compile(r"(://[^\s?]*)\?\S*")
 
 
+def without_credentials(text: str) -> str:
+    """Return *text* without the user and password of any URL in it."""
+    return _URL_CREDENTIALS.sub("", text) if "://" in text else text
+
+
 def is_secret_option(name: str) -> bool:
     """Tell whether the option *name* (without dashes) carries a credential."""
     return name in _SECRET_OPTIONS

@@ -13,6 +13,9 @@ from kvheadroom.errors import ConfigError
 
 _UNKNOWN_FIELD: Final = re.compile(r"unknown field `(?P<name>[^`]*)`(?: - at `(?P<at>[^`]*)`)?")
 
+# Quoted in a parser's message: kinds of token are in angle brackets, all else is from the file.
+_FILE_WORDS: Final = re.compile(r"'(?!<)[^']{2,}'")
+
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A mapping in a configuration file; a key that is not a field is an error."""
@@ -84,10 +87,11 @@ class _StrictLoader(_SafeLoader):  # type: ignore[misc]
 
 
 def _one_line(error: Exception) -> str:
-    # The mark holds the file's text around the fault, which may be a secret.
+    # The mark holds the file's text around the fault, which may be a secret; so may a tag.
     mark = getattr(error, "problem_mark", None)
     where = f" at line {mark.line + 1}" if mark else ""
-    return f"{getattr(error, 'problem', None) or type(error).__name__}{where}"
+    problem = _FILE_WORDS.sub("'…'", getattr(error, "problem", None) or type(error).__name__)
+    return f"{problem}{where}"
 
 
 def _explain(message: str, record: type[FileRecord]) -> str:

@@ -1,11 +1,20 @@
 """A vLLM server on loopback whose routes answer as a test says."""
 
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
 Respond = Callable[[BaseHTTPRequestHandler], None]
+
+
+class _Quiet(ThreadingHTTPServer):
+    """A client that hangs up is nothing to report."""
+
+    def handle_error(self, *_: object) -> None:
+        pass
 
 
 class PageServer:
@@ -19,6 +28,14 @@ class PageServer:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def setup(self) -> None:
+                super().setup()
+                outer._connections.add(self.connection)
+
+            def finish(self) -> None:
+                outer._connections.discard(self.connection)
+                super().finish()
+
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 outer.seen_headers[path] = dict(self.headers)
@@ -27,7 +44,8 @@ class PageServer:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._connections: set[socket.socket] = set()
+        self._server = _Quiet(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
@@ -41,8 +59,12 @@ class PageServer:
         return self
 
     def close(self) -> None:
+        """End as a process does, whose connections end with it."""
         self._server.shutdown()
         self._server.server_close()
+        for connection in tuple(self._connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         self._thread.join(2)
 
 

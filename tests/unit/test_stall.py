@@ -69,6 +69,24 @@ def first_stalled(pasts: Sequence[StallPast]) -> int | None:
 # --- stopped ----------------------------------------------------------------------------------
 
 
+def test_a_poll_a_moment_early_costs_no_interval() -> None:
+    """Polls 4.99 s apart say it at the sixth of them, as those of 5 s do."""
+    pasts = [StallPast()]
+    for number in range(7):
+        pasts.append(
+            observe_stall(
+                pasts[-1],
+                BUSY,
+                health="ok",
+                paused=None,
+                at_seconds=1000 + number * 4.99,
+                poll_interval_seconds=5.0,
+            )
+        )
+
+    assert first_stalled(pasts[1:]) == first_stalled(watched([BUSY] * 7)) == 5
+
+
 @pytest.mark.parametrize("every_seconds", [1.0, 2.0, 5.0, 10.0, 15.0])
 def test_the_real_dead_engine_of_0_11_0_is_stalled_in_time(every_seconds: float) -> None:
     """Its page froze with 15 running; due within three polls or 30 s, whichever is longer."""

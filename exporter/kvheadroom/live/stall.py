@@ -9,6 +9,9 @@ from kvheadroom.readings import EngineReading, HealthAnswer
 # this, on as many pages, has stopped.
 _STILL_SECONDS: Final = 30.0
 _STILL_PAGES: Final = 3
+# It may have stopped right after the page before the first of those, and polls are not punctual:
+# one that comes a millisecond early must not cost a whole interval.
+_UNSEEN_INTERVALS: Final = 1.1
 # Nothing need move while the first prompts after a pause are in one step, which may have kernels
 # to compile besides; KV use moves with every further step.
 _FIRST_STEP_SECONDS: Final = 120.0
@@ -88,8 +91,8 @@ def observe_stall(
     stalled = (
         _has_work(past.progress, health)
         and past.still_pages >= _STILL_PAGES
-        # It may have stopped right after the page before the first of these.
-        and still_seconds >= _patience_seconds(past, health) - poll_interval_seconds
+        and still_seconds
+        >= _patience_seconds(past, health) - _UNSEEN_INTERVALS * poll_interval_seconds
     )
     if not stalled:
         return replace(past, stalled=False, evidence=None)
