@@ -55,9 +55,7 @@ def ask_fit(flags: FitFlags) -> FitsDocument:
     if not chosen:
         known = ", ".join(one.engine for one in fits.engines) or "none"
         raise KvHeadroomError(f"no such engine: {flags.engine!r}; there are: {known}")
-    return FitsDocument(
-        context_tokens=fits.context_tokens, requests=fits.requests, engines=chosen
-    )
+    return FitsDocument(context_tokens=fits.context_tokens, requests=fits.requests, engines=chosen)
 
 
 def all_fit(fits: FitsDocument) -> bool:
