@@ -1,5 +1,6 @@
 """How each kind of vLLM server is watched: configured, listed, or found on this machine."""
 
+from collections.abc import Hashable
 from pathlib import Path
 
 from kvheadroom.live.engine_view import ViewOptions
@@ -63,7 +64,20 @@ def watch_node(
         ),
         interval_seconds=settings.poll_interval_seconds,
         found=FoundServers(processes, found) if processes else None,
-        listed=ListedServers(lists, lambda one: listed_server(one, settings)) if lists else None,
+        listed=_listed(lists, settings) if lists else None,
+    )
+
+
+def _listed(lists: tuple[TargetList, ...], settings: Settings) -> ListedServers:
+    return ListedServers(
+        lists,
+        lambda one: listed_server(one, settings),
+        made_of=(
+            settings.target_files,
+            settings.target_urls,
+            settings.pods,
+            settings.poll_timeout_seconds,
+        ),
     )
 
 
@@ -106,7 +120,24 @@ def configured_server(engine: EngineSettings, settings: Settings) -> WatchedServ
         facts=facts,
         notice=facts.notice,
         log=log,
+        made_of=(
+            engine,
+            settings.discovery,
+            settings.poll_timeout_seconds,
+            _stamp(engine.model_config),
+        ),
     )
+
+
+def _stamp(file: Path | None) -> Hashable:
+    """Return what changes when *file* is written or replaced."""
+    if file is None:
+        return None
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def listed_server(listed: ListedServer, settings: Settings) -> WatchedServer:
@@ -167,6 +198,7 @@ def found_server(
         facts=facts,
         notice=facts.notice,
         log=log,
+        made_of=(target, found.pid, found.started_ticks, settings.poll_timeout_seconds),
     )
 
 

@@ -1,6 +1,6 @@
 """Which rank of which engine is on which GPU, by its process or by the server's own order."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -85,20 +85,49 @@ def rank_places(
         processes: Pid as the driver lists it → who that is.
     """
     by_name = {server.server: server for server in servers}
-    seen: list[PlacedRank] = []
-    for gpu in gpus:
-        for process in gpu.processes or ():
-            tenant = processes.get(process.pid)
-            server = by_name.get(tenant.server or "") if tenant else None
-            if tenant is not None and server is not None:
-                rank = tenant.rank or Rank()
-                seen.append(_placed(server, gpu.uuid, rank, process.pid, tenant.own_pid))
+    seen = [place for gpu in gpus for place in _by_processes(gpu, by_name, processes)]
     with_processes = {place.server.server for place in seen}
     uuids = {gpu.uuid for gpu in gpus}
     for server in servers:
         if server.server not in with_processes:
             seen += [place for place in _by_order(server) if place.gpu_uuid in uuids]
     return tuple(seen)
+
+
+def engine_at(server: ServerOnNode, data: int | None) -> tuple[str, EngineView | None]:
+    """Return id and view of the engine of data-parallel rank *data*; ``None`` is the only one."""
+    views = {view.reading.rank: view for view in server.engines}
+    if data is None and len(views) == 1:
+        view: EngineView | None = next(iter(views.values()))
+    else:
+        view = views.get(str(data or 0))
+    name = view.engine if view else engine_id(server.server, str(data or 0), server.facts.name)
+    return name, view
+
+
+def _by_processes(
+    gpu: GpuReading,
+    servers: Mapping[str, ServerOnNode],
+    processes: Mapping[int, GpuTenant],
+) -> Sequence[PlacedRank]:
+    """Return the ranks whose processes the driver lists on *gpu*.
+
+    A front end, or a core that has workers, may hold a context beside its rank: of several
+    processes that would be the same rank, the largest is it.
+    """
+    ranks: dict[Hashable, PlacedRank] = {}
+    for process in sorted(gpu.processes or (), key=lambda one: (one.used_bytes or 0, one.pid)):
+        tenant = processes.get(process.pid)
+        server = servers.get(tenant.server or "") if tenant else None
+        if tenant is None or server is None:
+            continue
+        rank = tenant.rank or Rank()
+        placed = _placed(server, gpu.uuid, rank, process.pid, tenant.own_pid)
+        place = placed.place
+        # Where it is not known which engine's they are, each may be another's.
+        which = process.pid if rank.data is None and place.engines > 1 else None
+        ranks[server.server, place.dp, place.pp, place.tp, which] = placed
+    return sorted(ranks.values(), key=lambda placed: placed.pid or 0)
 
 
 def _by_order(server: ServerOnNode) -> Iterator[PlacedRank]:
@@ -122,14 +151,8 @@ def _by_order(server: ServerOnNode) -> Iterator[PlacedRank]:
 def _placed(
     server: ServerOnNode, uuid: str, rank: Rank, pid: int | None, own_pid: int | None
 ) -> PlacedRank:
-    views = {view.reading.rank: view for view in server.engines}
-    options = server.facts.options
-    data = rank.data
-    if data is None and len(views) == 1:
-        view: EngineView | None = next(iter(views.values()))
-    else:
-        view = views.get(str(data or 0))
-    engine = view.engine if view else engine_id(server.server, str(data or 0), server.facts.name)
+    options, data = server.facts.options, rank.data
+    engine, view = engine_at(server, data)
     return PlacedRank(
         server=server,
         engine=engine,
@@ -140,7 +163,7 @@ def _placed(
             dp=data or 0,
             pp=rank.pipeline or 0,
             tp=rank.tensor or 0,
-            engines=options.data_parallel if options else max(1, len(views)),
+            engines=options.data_parallel if options else max(1, len(server.engines)),
             stages=options.pipeline_parallel if options else 1,
             ranks_per_stage=options.tensor_parallel if options else server.facts.tensor_parallel,
             pid=own_pid,

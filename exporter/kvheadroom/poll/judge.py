@@ -2,19 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from kvheadroom.live.boot_change import boot_change
 from kvheadroom.live.card_view import CardView, view_cards
-from kvheadroom.live.engine_view import EngineView, boot_capacity, earlier_capacity, engine_id
+from kvheadroom.live.engine_facts import EngineFacts
+from kvheadroom.live.engine_view import EngineView, boot_capacity, earlier_capacity
 from kvheadroom.live.found_servers import FoundServer
 from kvheadroom.live.intruders import IntruderPast
 from kvheadroom.live.ledger import ProcessOwner
 from kvheadroom.live.program_names import program_name
-from kvheadroom.live.rank_places import GpuTenant, ServerOnNode
+from kvheadroom.live.rank_places import GpuTenant, ServerOnNode, engine_at
 from kvheadroom.poll.boot_book import BootBook
 from kvheadroom.poll.discovery import Discovered, GpuOwner
 from kvheadroom.poll.server_watch import ServerOutcome
 from kvheadroom.readings import GpuReading
+
+# MIG devices come and go under new names.
+_MOST_DEPARTED: Final = 256
 
 
 class NodeJudge:
@@ -60,7 +65,10 @@ class NodeJudge:
             for pid, owner in discovered.owners.items()
         }
         cards = view_cards(gpus, servers, tenants, self._intruders)
-        self._intruders = {card.gpu.uuid: card.past for card in cards}
+        # A GPU that the driver does not list for a poll comes back with who is a stranger there.
+        seen = {card.gpu.uuid: card.past for card in cards}
+        gone = [item for item in self._intruders.items() if item[0] not in seen]
+        self._intruders = {**dict(gone[-_MOST_DEPARTED:]), **seen}
         return cards
 
     def engines(self, outcomes: Mapping[str, ServerOutcome]) -> tuple[EngineView, ...]:
@@ -93,12 +101,8 @@ def _tenant(
     rank = server.ranks.get(owner.pid or 0) if server else None
     rank = rank or owner.owner.rank
     watched = servers.get(key)
-    data = str(rank.data or 0) if rank else "0"
-    view = (
-        next((one for one in watched.engines if one.reading.rank == data), None)
-        if watched
-        else None
-    )
-    name = view.engine if view else engine_id(key, data, watched.facts.name if watched else None)
+    # One that is not watched has nothing but its name.
+    watched = servers.get(key) or ServerOnNode(key, None, EngineFacts())
+    name, _ = engine_at(watched, rank.data if rank else None)
     own_pid = owner.namespace_pid
     return GpuTenant(ProcessOwner("engine", name), key, rank, own_pid)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,10 +50,13 @@ class ListedServers:
     Attributes:
         lists: Files, URLs, clusters.
         watched: How one of them is watched.
+        made_of: What the lists were made of: while it is the same, those in use are kept with
+            what they said last; ``None`` reads them anew.
     """
 
     lists: tuple[TargetList, ...]
     watched: ListServer
+    made_of: Hashable = None
 
 
 class NodeWatch:
@@ -125,11 +128,14 @@ class NodeWatch:
             self._interval_seconds = interval_seconds
             self._gpus = self._watch_gpus(gpus)
             self._processes = self._watch_processes(found.source if found else None)
-            self._servers.configure(servers, found.watched if found else None, options)
-            if self._lists is not None:
-                self._lists.close()
+            self._servers.configure(
+                servers,
+                found.watched if found else None,
+                options,
+                listed.watched if listed else None,
+            )
+            self._lists = self._watch_lists(listed)
             self._listed = listed
-            self._lists = TargetWatch(listed.lists) if listed else None
             self._reschedule()
         self._config_refused = False
         self._config_read_unix_seconds = time.time()
@@ -233,7 +239,8 @@ class NodeWatch:
         if self._lists is not None:
             polls[_LISTS] = (self._lists, self._read_lists)
         for key, watch in self._servers.watches.items():
-            polls[key] = (watch, watch.poll)
+            # One that has moved is asked at once.
+            polls[key] = (watch.source, watch.poll)
         for key, log in self._servers.logs.items():
             polls[_LOG + key] = (log, log.poll)
         return polls
@@ -241,7 +248,9 @@ class NodeWatch:
     def _polling(self, name: str, poll: _Poll) -> _Poll:
         def run() -> None:
             poll()
-            self._publisher.report(name)
+            # What a log or a list says is in the picture with the next answer of its servers.
+            if name in self._names():
+                self._publisher.report(name)
 
         return run
 
@@ -266,6 +275,18 @@ class NodeWatch:
         if self._processes is not None and self._processes.source is source:
             return self._processes
         return None if source is None else ProcessWatch(source)
+
+    def _watch_lists(self, listed: ListedServers | None) -> TargetWatch | None:
+        watch = None if listed is None else TargetWatch(listed.lists)
+        before, known = self._lists, self._listed
+        if before is None or known is None:
+            return watch
+        is_same = listed is not None and None is not listed.made_of == known.made_of
+        if watch is not None and is_same:
+            watch.close()
+            return before
+        before.close()
+        return watch
 
     def _watch_gpus(self, gpus: GpuSource | None) -> GpuWatch | None:
         watch = self._gpus or self._resting_gpus

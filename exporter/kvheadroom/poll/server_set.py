@@ -34,6 +34,8 @@ class WatchedServer:
         facts: What is known of its engines, given its latest answer; ``None`` before the first.
         notice: Takes what a look at the node found of it.
         log: Its startup log; ``None`` without one.
+        made_of: What it was made of: while it is the same, what was learned of the server is
+            kept; ``None`` learns it anew.
     """
 
     key: str
@@ -42,6 +44,7 @@ class WatchedServer:
     facts: Callable[[ServerReading | None], EngineFacts]
     notice: Callable[[ServerSurroundings], None] = _ignore
     log: LogWatch | None = None
+    made_of: Hashable = None
 
 
 MakeServer = Callable[[str, FoundServer], WatchedServer]
@@ -61,6 +64,14 @@ class _Found:
     is_there: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A server on a list, under watch."""
+
+    server: ListedServer
+    watched: WatchedServer
+
+
 class ServerSet:
     """Watches of servers by key; changed by one thread at a time, read by any.
 
@@ -75,33 +86,55 @@ class ServerSet:
         self.logs: Mapping[str, LogWatch] = MappingProxyType({})
         self.found: Mapping[str, FoundServer] = MappingProxyType({})
         self._configured: tuple[WatchedServer, ...] = ()
-        self._listed: dict[tuple[str, str], WatchedServer] = {}
+        self._listed: dict[tuple[str, str], _Listed] = {}
         self._make: MakeServer | None = None
         self._options = ViewOptions()
         self._found: dict[str, _Found] = {}
         self._connections: dict[str, Hashable] = {}
 
     def configure(
-        self, servers: Sequence[WatchedServer], make: MakeServer | None, options: ViewOptions
+        self,
+        servers: Sequence[WatchedServer],
+        make: MakeServer | None,
+        options: ViewOptions,
+        list_one: ListServer | None = None,
     ) -> None:
-        """Watch exactly *servers*, and those found from now on as *make* says."""
-        self._configured, self._make, self._options = tuple(servers), make, options
-        self._listed.clear()
+        """Watch exactly *servers*, those found and those on lists.
+
+        Args:
+            servers: By unique key.
+            make: How to watch those that are found; ``None`` finds none.
+            options: How engines are judged.
+            list_one: How to watch those on the lists, which stay until the lists are read again;
+                ``None`` where there are none.
+        """
+        before = {server.key: server for server in self._configured}
+        self._configured = tuple(_kept(before.get(server.key), server) for server in servers)
+        self._make, self._options = make, options
         if make is None:
             self._found.clear()
+            self.found = MappingProxyType({})
         else:
             for server_id, one in self._found.items():
-                one.watched = make(server_id, one.server)
+                one.watched = _kept(one.watched, make(server_id, one.server))
+        if list_one is None:
+            self._listed.clear()
+        else:
+            self._take_list(
+                [one.server for one in self._listed.values()],
+                lambda server: _kept(self._listed[_listed_key(server)].watched, list_one(server)),
+            )
         self._apply()
 
     def take_list(self, listed: Sequence[ListedServer], make: ListServer) -> None:
         """Watch the servers on the lists too, those that are configured aside."""
-        configured = {server.key for server in self._configured}
-        self._listed = {
-            key: self._listed.get(key) or make(server)
-            for server in listed
-            if (key := (server.address, server.url))[0] not in configured
-        }
+        known = self._listed
+
+        def watched(server: ListedServer) -> WatchedServer:
+            one = known.get(_listed_key(server))
+            return one.watched if one is not None else make(server)
+
+        self._take_list(listed, watched)
         self._apply()
 
     def notice(self, discovered: Discovered, gpus: Sequence[GpuReading]) -> None:
@@ -122,13 +155,25 @@ class ServerSet:
         for log in self.logs.values():
             log.close()
 
+    def _take_list(self, listed: Sequence[ListedServer], make: ListServer) -> None:
+        configured = {server.key for server in self._configured}
+        self._listed = {
+            _listed_key(server): _Listed(server, make(server))
+            for server in listed
+            if server.address not in configured
+        }
+
+    def _given(self) -> tuple[WatchedServer, ...]:
+        """Return those that are listed or configured."""
+        return (*(one.watched for one in self._listed.values()), *self._configured)
+
     def _notice_configured(
         self, servers: Mapping[str, FoundServer], gpus: Sequence[GpuReading]
     ) -> Mapping[str, str]:
         """Return the found servers that are configured ones: id → key."""
         taken: dict[str, str] = {}
         found: dict[str, FoundServer] = {}
-        for server in (*self._configured, *self._listed.values()):
+        for server in self._given():
             match = next(
                 (key for key, one in servers.items() if is_same_door(one.address.name, server.key)),
                 None,
@@ -172,9 +217,9 @@ class ServerSet:
 
     def _apply(self) -> None:
         """Make the watches those of the servers; what stays keeps its history."""
+        self._forget_those_before()
         found = (one.watched for one in self._found.values())
-        every = (*found, *self._listed.values(), *self._configured)
-        servers = {server.key: server for server in every}
+        servers = {server.key: server for server in (*found, *self._given())}
         kept = {key: self._watch(server) for key, server in servers.items()}
         # One reference, swapped whole: a snapshot taken meanwhile sees the old or the new.
         gone, self.watches = self.watches, MappingProxyType(kept)
@@ -186,6 +231,18 @@ class ServerSet:
         for key, log in before.items():
             if logs.get(key) is not log:
                 log.close()
+
+    def _forget_those_before(self) -> None:
+        """Forget who left its address to another: behind one there is one server, the last."""
+        doors: dict[str, str | None] = {server.source.target: None for server in self._given()}
+        by_age = sorted(
+            self._found.items(),
+            key=lambda item: (item[1].is_there, item[1].server.started_ticks),
+            reverse=True,
+        )
+        for server_id, one in by_age:
+            if doors.setdefault(one.watched.source.target, server_id) != server_id:
+                del self._found[server_id]
 
     def _watch(self, server: WatchedServer) -> ServerWatch:
         watch = self.watches.get(server.key)
@@ -202,12 +259,28 @@ class ServerSet:
         return watch
 
 
+def _listed_key(server: ListedServer) -> tuple[str, str]:
+    # Another user or password is another way in.
+    return server.address, server.url
+
+
+def _kept(before: WatchedServer | None, made: WatchedServer) -> WatchedServer:
+    """Return the one *before* where *made* is the same, so that nothing need be learned again."""
+    if before is None or before.made_of is None or before.made_of != made.made_of:
+        return made
+    made.source.close()
+    if made.log is not None:
+        made.log.close()
+    return before
+
+
 def _moved(before: FoundServer, now: FoundServer) -> bool:
-    """Return whether the server is another process, or asked elsewhere, than before."""
-    return any(
-        getattr(before, name) != getattr(now, name)
-        for name in ("pid", "started_ticks", "address", "api_key")
-    )
+    """Return whether the server is another process, or asked otherwise, than before."""
+    return _door(before) != _door(now)
+
+
+def _door(server: FoundServer) -> Hashable:
+    return server.pid, server.started_ticks, server.address.url, server.api_key
 
 
 def _device(server: FoundServer | None, gpus: Sequence[GpuReading]) -> Device:

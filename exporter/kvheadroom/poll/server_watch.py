@@ -78,12 +78,17 @@ class ServerWatch:
         Every read has a deadline, so this is for what nobody thought of: what is old is not
         served as live.
         """
+        outcome, target = self.outcome, self.source.target
+        if outcome.health.target != target:
+            # It has moved; what was read at its old address may be another's by now.
+            moved = replace(outcome.health, target=target, up=False, detail="not polled yet")
+            return ServerOutcome(moved, facts=outcome.facts)
         began = self._began_monotonic_seconds
         if began is None or began >= since_monotonic_seconds:
-            return self.outcome
+            return outcome
         detail = "the poll in progress does not end"
-        stuck = replace(self.outcome.health, up=False, reason="timeout", detail=detail)
-        return ServerOutcome(stuck, facts=self.outcome.facts)
+        stuck = replace(outcome.health, up=False, reason="timeout", detail=detail)
+        return ServerOutcome(stuck, facts=outcome.facts)
 
     def poll(self) -> None:
         """Read the server once and swap the outcome; never raises."""
@@ -94,7 +99,10 @@ class ServerWatch:
             self._began_monotonic_seconds = None
 
     def _poll(self) -> None:
-        health, result = self.outcome.health, attempt(self._read)
+        # Another source may take its place meanwhile.
+        source = self.source
+        health = replace(self.outcome.health, target=source.target)
+        result = attempt(lambda: self._read(source))
         seconds = result.duration_seconds
         if isinstance(result, Failed):
             down = failed(health, result.error.reason, str(result.error), seconds)
@@ -103,8 +111,8 @@ class ServerWatch:
             server, engines, facts = result.reading
             self.outcome = ServerOutcome(succeeded(health, seconds), server, engines, facts)
 
-    def _read(self) -> tuple[ServerView, tuple[EngineView, ...], EngineFacts]:
-        reading = self.source.read()
+    def _read(self, source: ServerSource) -> tuple[ServerView, tuple[EngineView, ...], EngineFacts]:
+        reading = source.read()
         at_seconds = time.monotonic()
         facts = self.facts(reading)
         views: list[EngineView] = []
@@ -115,7 +123,7 @@ class ServerWatch:
             view, past = view_engine(
                 engine,
                 reading,
-                target=self.source.target,
+                target=source.target,
                 facts=facts,
                 past=self._pasts.get(engine.rank, EnginePast()),
                 options=self.options,
@@ -125,7 +133,7 @@ class ServerWatch:
             pasts[engine.rank] = past
         self._pasts = pasts
         server = ServerView(
-            target=self.source.target,
+            target=source.target,
             silent=reading.silent,
             endpoints=reading.endpoints,
             vllm_version=reading.vllm_version,
