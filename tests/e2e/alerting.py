@@ -1,4 +1,4 @@
-"""A Prometheus with the shipped rules, an Alertmanager with the shipped routes, and who they tell."""
+"""A Prometheus and an Alertmanager as they are shipped under deploy/, and whom they tell."""
 
 import json
 import re
@@ -131,6 +131,14 @@ class Service:
                 time.sleep(0.05)
             else:
                 return self
+
+    def wait_for(self, expression: str) -> None:
+        """Wait until a Prometheus has a value for an expression."""
+        self.wait_until_ready()
+        deadline = time.monotonic() + 25
+        while not self.get("/api/v1/query", query=expression)["data"]["result"]:
+            assert time.monotonic() < deadline, f"{expression} never had a value"
+            time.sleep(0.1)
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Builds of Prometheus and Alertmanager to test against: the machine's own and Debian's newer ones."""
+"""Builds of Prometheus and Alertmanager to test against: the machine's own, Debian's newer."""
 
 import shutil
 from collections.abc import Callable

@@ -13,8 +13,8 @@ from tests.rules.shipped import (
     RECORDED,
     RECORDINGS,
     Rule,
-    promtool,
     checks_of,
+    promtool,
     write_rule,
 )
 
@@ -89,9 +89,7 @@ def test_a_renamed_metric_fails_the_recordings_test(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         rules, file = folder / "rules.yml", folder / "test.yml"
-        rules.write_text(
-            yaml.safe_dump({"groups": [{"name": "all", "rules": spoiled[number][1]}]})
-        )
+        rules.write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": spoiled[number][1]}]}))
         file.write_text(yaml.safe_dump({**tests, "rule_files": [str(rules)]}))
         return promtool(installed("promtool"), "test", "rules", file).returncode != 0
 

@@ -15,8 +15,8 @@ from tests.rules.shipped import (
     RULES_FILE,
     RUNBOOK,
     TESTS,
-    promtool,
     checks_of,
+    promtool,
 )
 
 from kvheadroom.defaults import PORT
@@ -32,9 +32,7 @@ def test_prometheus_accepts_the_rules_and_the_example(build: Find) -> None:
     binary = build("promtool")
 
     rules = promtool(binary, "check", "rules", RULES_FILE, ALERTS_FILE)
-    example = promtool(
-        binary, "check", "config", ALERTS_FILE.parent / "prometheus-example.yml"
-    )
+    example = promtool(binary, "check", "config", ALERTS_FILE.parent / "prometheus-example.yml")
 
     assert rules.returncode == 0, rules.stdout + rules.stderr
     assert example.returncode == 0, example.stdout + example.stderr
@@ -123,7 +121,6 @@ def test_the_example_and_the_texts_name_the_default_port() -> None:
 
     assert set(re.findall(r"gpu-node-\d:(\d+)", example)) == {str(PORT)}
     assert set(said) == {str(PORT)}
-
 
 
 @pytest.mark.parts

@@ -102,7 +102,7 @@ _CARD_RERANKER: Final = ServerPlan(
 )
 _CARD: Final = NodePlan(cards=(_RTX_4070,), servers=(_CARD_LLM, _CARD_EMBEDDER, _CARD_RERANKER))
 
-# The same card with its LLM alone and long answers: load rises for twenty seconds and ends, so that
+# The same card with its LLM alone and long answers: load rises for 14 seconds and ends, so that
 # within a minute the pool fills, requests are preempted, and all is over.
 _SURGE: Final = NodePlan(
     cards=(_RTX_4070,),
@@ -111,11 +111,11 @@ _SURGE: Final = NodePlan(
             _CARD_LLM,
             traffic=Traffic(
                 quiet_per_second=0.02,
-                peak_per_second=1.6,
-                period_seconds=40.0,
-                prompt=Lengths(600, 0.2, 200, 2500),
-                output=Lengths(1000, 0.2, 60, 3000),
-                until_seconds=24.0,
+                peak_per_second=2.2,
+                period_seconds=24.0,
+                prompt=Lengths(700, 0.2, 200, 2500),
+                output=Lengths(900, 0.2, 60, 3000),
+                until_seconds=14.0,
             ),
         ),
     ),
