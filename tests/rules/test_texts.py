@@ -26,7 +26,6 @@ NODE: Final = """\
 engine_info{$CHAT, target="n1:8000", model="qwen"} 1x400
 engine_info{$PEER, target="n2:8000", model="qwen"} 1x400
 engine_info{$RANK1, target="n1:8000", model="qwen"} 1x400
-headroom_requests{$PEER, context="observed"} 14x400
 kv_used_ratio{$RANK1} 0.2x400
 kv_used_ratio{$CHAT} 0.96x400
 headroom_blocks{$CHAT} 26x400
@@ -56,6 +55,7 @@ source_up{$GPU0} 1x400
 poll_last_success_timestamp_seconds{$GPU0} 0x400
 poll_skipped_total{$NODE} 0+12x400
 build_info{$NODE} 1x400
+model:kvheadroom_headroom_requests:sum{job="kv", model="qwen", context="observed"} 14x400
 engine_info{$NODE, engine="gone", target="n1:9000"} 1x9 stale _x400
 gpu_memory_total_bytes{$CARD} 85899345920x400
 gpu_memory_claimed_bytes{$CARD} 90194313216x400
@@ -83,7 +83,7 @@ SAID: Final[dict[str, tuple[str, ...]]] = {
         "and 26 blocks are free",
         "10480 tokens", "--kv-cache-dtype fp8",
     ),
-    "KvHeadroomExhausted": ("3 wait, 7 run", "of its model has room for 14", "replica"),
+    "KvHeadroomExhausted": ("3 wait, 7 run", "of its model together have room for 14", "replica"),
     "KvHeadroomExhaustionForecast": ("in 7m 0s", "still fit: 1."),
     "KvHeadroomLow": ("room for 1 more requests", "(1819 tokens)", "10480 tokens"),
     "KvHeadroomOtherLimit": (
@@ -162,6 +162,6 @@ def series_of(text: str) -> dict[str, str]:
     lines = Template(text).substitute(LABELS).splitlines()
     found = (line.rpartition("} ") for line in lines)
     return {
-        (series if series.startswith("up{") else f"kvheadroom_{series}") + "}": values
+        (series if series.startswith(("up{", "model:")) else f"kvheadroom_{series}") + "}": values
         for series, _brace, values in found
     }
