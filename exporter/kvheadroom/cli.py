@@ -198,10 +198,11 @@ def serve(**given: Any) -> None:  # noqa: ANN401  (click hands over what the opt
 @main.command()
 @click.option(
     "--profile",
-    type=click.Choice(["card", "rack"]),
+    type=click.Choice(["card", "rack", "surge"]),
     default="card",
     show_default=True,
-    help="card: one 12 GiB card with three services; rack: eight GPUs.",
+    help="card: one 12 GiB card with three services; rack: eight GPUs; surge: one minute in "
+    "which an LLM's load rises into preemption and ends.",
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Same seed, same traffic.")
 @click.option(

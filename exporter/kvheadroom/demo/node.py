@@ -74,7 +74,8 @@ def build_node(profile: str, *, seed: int, speed: float) -> DemoNode:
     """Return the node of a profile, not yet started.
 
     Args:
-        profile: ``card`` (one 12 GiB card, three services) or ``rack`` (eight GPUs).
+        profile: ``card`` (one 12 GiB card, three services), ``rack`` (eight GPUs) or ``surge`` (an
+            LLM's load rises once).
         seed: Same seed, same traffic.
         speed: Virtual seconds per real second, above 0.
 

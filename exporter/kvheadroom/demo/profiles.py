@@ -1,4 +1,4 @@
-"""The two nodes that ``kvheadroom demo`` can show."""
+"""The nodes that ``kvheadroom demo`` can show."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -102,6 +102,25 @@ _CARD_RERANKER: Final = ServerPlan(
     flags=("--runner", "pooling"),
 )
 _CARD: Final = NodePlan(cards=(_RTX_4070,), servers=(_CARD_LLM, _CARD_EMBEDDER, _CARD_RERANKER))
+
+# The same card with its LLM alone and long answers: load rises for 14 seconds and ends, so that
+# within a minute the pool fills, requests are preempted, and all is over.
+_SURGE: Final = NodePlan(
+    cards=(_RTX_4070,),
+    servers=(
+        replace(
+            _CARD_LLM,
+            traffic=Traffic(
+                quiet_per_second=0.02,
+                peak_per_second=2.2,
+                period_seconds=24.0,
+                prompt=Lengths(700, 0.2, 200, 2500),
+                output=Lengths(900, 0.2, 60, 3000),
+                until_seconds=14.0,
+            ),
+        ),
+    ),
+)
 
 # Eight cards of 80 GiB. Weights per GPU are vLLM 0.32's own figures for these checkpoints.
 _H100: Final = CardPlan(
@@ -283,5 +302,5 @@ _RACK: Final = NodePlan(
     ),
 )
 
-PROFILES: Final[Mapping[str, NodePlan]] = {"card": _CARD, "rack": _RACK}
+PROFILES: Final[Mapping[str, NodePlan]] = {"card": _CARD, "rack": _RACK, "surge": _SURGE}
 """Name to node, as ``--profile`` takes it."""

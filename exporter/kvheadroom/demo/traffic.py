@@ -67,6 +67,7 @@ class Traffic:
         burst_requests: Requests that arrive at once in a burst.
         hurried_ratio: Share of clients that hang up early, 0-1.
         patience_seconds: After how long those hang up.
+        until_seconds: No request comes later.
     """
 
     quiet_per_second: float
@@ -80,6 +81,7 @@ class Traffic:
     burst_requests: int = 0
     hurried_ratio: float = 0.0
     patience_seconds: float = 30.0
+    until_seconds: float = math.inf
 
     def rate_per_second(self, at_seconds: float) -> float:
         """Return the arrival rate at a time, bursts left out."""
@@ -88,7 +90,7 @@ class Traffic:
 
 
 def arrivals(traffic: Traffic, random: Random) -> Iterator[Arrival]:
-    """Yield requests without end, by time.
+    """Yield requests by time, without end unless the traffic has one.
 
     Source:
         Thinning: draw at the peak rate, keep each with the odds of the rate of its moment
@@ -98,6 +100,8 @@ def arrivals(traffic: Traffic, random: Random) -> Iterator[Arrival]:
     burst_seconds = _next_burst(traffic, 0.0, random)
     while True:
         at_seconds += random.expovariate(traffic.peak_per_second)
+        if at_seconds >= traffic.until_seconds:
+            return
         while burst_seconds <= at_seconds:
             for _ in range(traffic.burst_requests):
                 yield _draw_request(traffic, burst_seconds, random)
