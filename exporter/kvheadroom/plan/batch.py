@@ -240,8 +240,7 @@ _NOTHING_KNOWN: Final[Mapping[str, Any]] = dict.fromkeys(
 )
 
 
-# One object for each config, and compared as such.
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Model:
     layers: ModelLayers
     facts: ModelFacts
@@ -272,8 +271,10 @@ def _weights(
         return None, "weights_bytes: what the draft adds to the weights is not known"
     quantization = command.options.get("quantization")
     try:
-        stages = _rank_weights(
-            model, options, quantization if isinstance(quantization, str) else None
+        stages = rank_weights(
+            model.config,
+            options,
+            quantization=quantization if isinstance(quantization, str) else None,
         )
     except ModelConfigError as error:
         if question.checkpoint is None:
@@ -283,13 +284,6 @@ def _weights(
         said = "weights_bytes: the checkpoint's, cut evenly, since its class is not known by name"
         return [each] * options.pipeline_parallel, said
     return list(stages), None
-
-
-@lru_cache(maxsize=4096)
-def _rank_weights(
-    model: _Model, options: EngineOptions, quantization: str | None
-) -> tuple[int, ...]:
-    return rank_weights(model.config, options, quantization=quantization)
 
 
 def _draft(options: EngineOptions, folders: Sequence[Path]) -> ModelLayers | None:
