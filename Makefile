@@ -35,7 +35,7 @@ golden: $(STAMP)
 logs-report: $(STAMP)
 	$(BIN)/python -m tests.unit.startup_capacity
 
-## test-vllm: make a real vLLM on this CPU (4 minutes, 3.5 GB once), serve four tiny families and check every gauge and allocation against it
+## test-vllm: make a real vLLM on this CPU (4 minutes, 3.5 GB once), serve four tiny families and check gauges, allocations, discovery, headroom and preemptions against it
 test-vllm: $(STAMP)
 	$(BIN)/python -m pytest -m real_vllm tests/real_vllm
 

@@ -22,6 +22,17 @@ PATHS = ("/metrics", "/", "/api/v1/snapshot", "/api/v1/fit?context_tokens=8K", "
 ACCEPTED = ("text/plain;version=0.0.4", "application/openmetrics-text;version=1.0.0")
 
 
+COMMANDS = (("top", "--once"), ("fit", "--context", "1K"), ("fit", "--context", "1K", "--json"))
+
+
+def printed(*words: str, url: str) -> bytes:
+    """What a command prints that asks the kvheadroom at *url*."""
+    command = [sys.executable, "-m", "kvheadroom", *words, "--url", url]
+    done = subprocess.run(command, capture_output=True, timeout=20, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
 def plant(node: MadeNode, folder: Path) -> list[PageServer]:
     """Servers that were told the key in every way that vLLM knows."""
     file = folder / "vllm.yaml"
@@ -90,6 +101,7 @@ def test_a_planted_key_comes_out_nowhere(
             exporter.wait_for("source_up", 1, target=door.target, seconds=15)
         for target in (engine.target, listed.target, "127.0.0.1:11"):
             exporter.wait_for("source_up", 0, target=target)
+        assert exporter.get("/api/v1/snapshot")[0] == 200
         shown = [
             exporter.get(path, Accept=accepted, Authorization=f"Bearer {SECRET}", Cookie=SECRET)[1]
             for path in PATHS
@@ -99,6 +111,7 @@ def test_a_planted_key_comes_out_nowhere(
             ["ps", "-o", "args=", "-p", str(exporter.process.pid)],
             capture_output=True, check=True, timeout=10,
         ).stdout  # fmt: skip
+        shown += [printed(*words, url=f"http://127.0.0.1:{exporter.port}") for words in COMMANDS]
         (tmp_path / "config.yaml").write_text(f"contexts: [!{SECRET} 8K]\n")
         exporter.process.send_signal(signal.SIGHUP)
         exporter.wait_for("config_last_reload_successful", 0)
@@ -134,6 +147,10 @@ URL = f"http://me:{SECRET}@h:8000"
         ("check-config", "--targets.url", f"ftp://me:{SECRET}@h"),
         ("check-health", f"http://me:{SECRET}@127.0.0.1:9"),
         ("check-health", f"http://me:{SECRET}@h:x"),
+        ("top", "--once", "--url", f"http://me:{SECRET}@127.0.0.1:9"),
+        ("top", "--once", "--url", f"http://me:{SECRET}@h:x"),
+        ("fit", "--context", "1K", "--url", f"http://me:{SECRET}@127.0.0.1:9"),
+        ("fit", "--context", "1K", "--url", f"http://me:{SECRET}@h:x"),
         ("plan", "--gpu", "24GiB", "--serve", f"vllm serve m --api-key {SECRET} --max-model-len x"),
         ("plan", "--gpu", "24GiB", "--serve", f"VLLM_API_KEY={SECRET} vllm serve '{URL}/m"),
     ],

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from kvheadroom.engine.options import EngineOptions
 from kvheadroom.live.admission import AdmissionRules
+from kvheadroom.live.process_tree import Start
 from kvheadroom.model.layers import ModelLayers
 from kvheadroom.readings import BootReading
 
@@ -16,6 +17,7 @@ class EngineFacts:
         name: What its engines are called; ``None`` names them by address.
         server: What its engines are called by instead of their address: a server that was found
             keeps the first one when it moves.
+        process: Pid and start of the process that serves; ``None`` while it has not been found.
         layers: The model, where its config.json is known.
         draft: The draft model, where speculation uses one and its config.json is known.
         tensor_parallel: Ranks of one engine that share a stage.
@@ -30,6 +32,7 @@ class EngineFacts:
 
     name: str | None = None
     server: str | None = None
+    process: Start | None = None
     layers: ModelLayers | None = None
     draft: ModelLayers | None = None
     tensor_parallel: int = 1

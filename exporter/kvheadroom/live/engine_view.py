@@ -15,6 +15,7 @@ from kvheadroom.live.forecast import ForecastPast, observe_usage
 from kvheadroom.live.headroom import Headroom, engine_headroom
 from kvheadroom.live.preemption import PreemptionPast, observe_preemptions
 from kvheadroom.live.pressure import Pressure, PressurePast, observe_pressure
+from kvheadroom.live.process_tree import Start
 from kvheadroom.live.stall import StallPast, observe_stall
 from kvheadroom.live.traffic import TrafficLengths, TrafficWindow, lengths, observe
 from kvheadroom.readings import EngineReading, ServerReading
@@ -37,7 +38,18 @@ class ViewOptions:
 
 @dataclass(frozen=True, slots=True)
 class EnginePast:
-    """What is carried from one poll of an engine to the next."""
+    """What is carried from one poll of an engine to the next.
+
+    Of the attributes that no other module explains:
+
+    Attributes:
+        reading: The last one.
+        read_at_seconds: When it was read, monotonic clock.
+        engines: Most engines of its replica that a page had.
+        started_unix_seconds: Start of its server, where pages tell it.
+        process: Its server's process, as it was found last.
+        process_is_stale: The page showed a restart before the processes were looked at again.
+    """
 
     traffic: TrafficWindow = field(default_factory=TrafficWindow)
     preemptions: RunningTotal = field(default_factory=RunningTotal)
@@ -50,6 +62,8 @@ class EnginePast:
     read_at_seconds: float = 0.0
     engines: int = 0
     started_unix_seconds: float | None = None
+    process: Start | None = None
+    process_is_stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +150,8 @@ def view_engine(
         options: How to judge.
         at_seconds: When the page was read, monotonic clock.
     """
-    restarted = _restarted(past, reading, server)
-    past = _advance(past, reading, server, at_seconds, options, restarted=restarted)
+    restarted = _restarted(past, reading, server, facts)
+    past = _advance(past, reading, server, facts, at_seconds, options, restarted=restarted)
     capacity = _capacity(reading, server, facts, past.engines)
     longest = capacity.max_model_len if capacity else server.max_model_len
     traffic = lengths(past.traffic, max_model_len=longest)
@@ -209,11 +223,13 @@ def _advance(
     past: EnginePast,
     reading: EngineReading,
     server: ServerReading,
+    facts: EngineFacts,
     at_seconds: float,
     options: ViewOptions,
     *,
     restarted: bool,
 ) -> EnginePast:
+    is_same_process = not _differs(past.process, facts.process)
     if restarted:
         past = replace(
             past,
@@ -241,6 +257,8 @@ def _advance(
         # The sum of blocks goes on counting an engine that is missing from the page.
         engines=max(past.engines, sum(peer.replica == reading.replica for peer in server.engines)),
         started_unix_seconds=server.started_unix_seconds or past.started_unix_seconds,
+        process=facts.process or past.process,
+        process_is_stale=is_same_process and (restarted or past.process_is_stale),
     )
 
 
@@ -300,10 +318,20 @@ def _judge(
     return replace(past, inferred=inferred, pressure=pressure, stall=stall, forecast=forecast)
 
 
-def _restarted(past: EnginePast, reading: EngineReading, server: ServerReading) -> bool:
+def _restarted(
+    past: EnginePast, reading: EngineReading, server: ServerReading, facts: EngineFacts
+) -> bool:
     if started_anew(past.started_unix_seconds, server.started_unix_seconds):
         return True
-    return past.reading is not None and counters_fell(past.reading, reading)
+    if past.reading is not None and counters_fell(past.reading, reading):
+        return True
+    # Several API servers tell no start, and counters at zero cannot fall.
+    is_untold = past.reading is not None and server.started_unix_seconds is None
+    return is_untold and not past.process_is_stale and _differs(past.process, facts.process)
+
+
+def _differs(before: Start | None, now: Start | None) -> bool:
+    return before is not None and now is not None and before != now
 
 
 def _capacity(

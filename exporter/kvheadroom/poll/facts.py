@@ -102,10 +102,11 @@ class EngineFactsSource:
     def _facts(self, reading: ServerReading | None) -> EngineFacts:
         model = self._model
         boots = self._boots() if self._boots is not None else FollowedBoots()
-        options = model.options
+        options, found = model.options, self._surroundings.found
         return EngineFacts(
             name=self._name,
             server=self._server,
+            process=(found.pid, found.started_ticks) if found else None,
             layers=model.layers,
             draft=model.draft,
             tensor_parallel=options.tensor_parallel if options else self._tensor_parallel,
