@@ -9,7 +9,6 @@ from kvheadroom.engine.options import Device
 from kvheadroom.live.engine_facts import EngineFacts
 from kvheadroom.live.engine_view import ViewOptions
 from kvheadroom.live.found_servers import FoundServer
-from kvheadroom.live.server_address import is_same_door
 from kvheadroom.node.target_lists import ListedServer
 from kvheadroom.poll.discovery import Discovered
 from kvheadroom.poll.facts import ServerSurroundings
@@ -175,7 +174,7 @@ class ServerSet:
         found: dict[str, FoundServer] = {}
         for server in self._given():
             match = next(
-                (key for key, one in servers.items() if is_same_door(one.address.name, server.key)),
+                (key for key, one in servers.items() if one.address.is_behind(server.key)),
                 None,
             )
             one = servers[match] if match is not None else None
