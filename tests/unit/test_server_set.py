@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from kvheadroom.errors import SourceError
 from kvheadroom.live.engine_facts import EngineFacts
 from kvheadroom.live.engine_view import ViewOptions
 from kvheadroom.live.found_servers import FoundServer
@@ -225,3 +226,25 @@ def test_a_configured_server_is_found_by_every_name_of_its_host(
     servers.notice(Discovered({"127.0.0.1:8000": everywhere}), ())
 
     assert set(servers.watches) == set(servers.found) == {name}
+
+
+def test_a_poll_that_a_change_breaks_off_says_nothing(
+    servers: ServerSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its source is closed under it when the server moves or goes: that is no failure."""
+    servers.notice(servers_of(h_1=server(10, "h:1")), ())
+    watch = servers.watches["h:1"]
+    watch.poll()
+    caplog.clear()
+
+    @dataclass
+    class Changing(Door):
+        def read(self) -> ServerReading:
+            servers.configure((), None, ViewOptions())
+            raise SourceError("reset", "closed")
+
+    watch.source = Changing("h:1")
+    watch.poll()
+
+    assert watch.outcome.health.failures["reset"] == 0
+    assert not caplog.records

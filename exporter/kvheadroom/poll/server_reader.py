@@ -277,11 +277,14 @@ class ServerReader:
     ) -> Listening:
         sockets = listening_sockets(self._proc, process.pid)
         is_ours = is_same_network(self._proc, process.pid, details.network_namespace)
+        owned = self._owned(sockets, doors)
+        # One of ours that does not listen yet is not behind any of them.
+        is_asked = owned != () or not is_ours
         return Listening(
-            owned=self._owned(sockets, doors),
+            owned=owned,
             others=sockets,
             is_our_network=is_ours,
-            addresses=namespace_addresses(self._proc, process.pid),
+            addresses=namespace_addresses(self._proc, process.pid) if is_asked else (),
             host_names=(os.uname().nodename,) if is_ours else (),
         )
 

@@ -150,7 +150,7 @@ class ServerSet:
     def close(self) -> None:
         """Close every source."""
         for watch in self.watches.values():
-            watch.source.close()
+            watch.close()
         for log in self.logs.values():
             log.close()
 
@@ -223,7 +223,7 @@ class ServerSet:
         # One reference, swapped whole: a snapshot taken meanwhile sees the old or the new.
         gone, self.watches = self.watches, MappingProxyType(kept)
         for key in gone.keys() - kept.keys():
-            gone[key].source.close()
+            gone[key].close()
             self._connections.pop(key, None)
         logs = {key: server.log for key, server in servers.items() if server.log is not None}
         before, self.logs = self.logs, MappingProxyType(logs)
