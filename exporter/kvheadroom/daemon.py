@@ -41,6 +41,7 @@ class _Latest:
 
     def __init__(self) -> None:
         self.snapshot = Snapshot()
+        self.is_ready = False
         self._exposition = Exposition()
         self.page = self._rendered(self.snapshot)
 
@@ -50,12 +51,14 @@ class _Latest:
         # on the event loop while they wait.
         page.make_like(self.page)
         self.snapshot, self.page = snapshot, page
+        # Once for all: an engine that is found later makes nothing else less ready.
+        self.is_ready = self.is_ready or snapshot.is_complete
 
     def app(self, options: WebOptions) -> Any:  # noqa: ANN401  (ASGI has no type both sides share)
         return make_app(
             latest=lambda: self.page,
             landing=lambda: landing.render(__version__, options.telemetry_path, self.snapshot),
-            ready=lambda: self.snapshot.is_complete,
+            ready=lambda: self.is_ready,
             options=options,
             api={
                 "/api/v1/snapshot": self._node,

@@ -344,6 +344,27 @@ def test_check_config_says_what_it_means_without_secrets(tmp_path: Path) -> None
     assert SECRET not in done.stdout
 
 
+def test_ready_is_when_all_was_asked_once_and_stays(
+    tmp_path: Path, servers: Servers, release: threading.Event
+) -> None:
+    """Not before the first poll has ended; a server that is listed later takes nothing back."""
+    hanging, targets = servers(), tmp_path / "targets.json"
+    hanging.routes["/metrics"] = hang(release)
+    targets.write_text("[]")
+    slow = ("--poll.interval", "1s", "--no-discovery", "--targets.file", str(targets))
+
+    with Exporter("serve", "--no-nvml", *slow, "--engine", hanging.url) as exporter:
+        assert exporter.get("/-/ready")[0] == 503
+        exporter.wait_for("poll_failures_total", 1, target=hanging.target, reason="timeout")
+        assert exporter.get("/-/ready")[0] == 200
+        later = servers()
+        later.routes["/metrics"] = hang(release)
+        targets.write_text(json.dumps([{"targets": [later.target]}]))
+        exporter.wait_for("source_up", 0, target=later.target)
+
+        assert exporter.get("/-/ready")[0] == 200
+
+
 def test_check_health_follows_the_daemon(servers: Servers) -> None:
     """0 while it lives, 1 once it is gone, for a container's HEALTHCHECK."""
 

@@ -204,3 +204,17 @@ def test_a_scrape_finds_its_format_ready_after_several_polls() -> None:
 
     assert latest.rendered == ["openmetrics"]
     assert "openmetrics_gzip" in vars(latest.page)
+
+
+def test_what_was_looked_at_once_is_not_made_for_ever() -> None:
+    """A person's look at the plain text costs a few polls, and not every poll from then on."""
+    looked = Counting()
+    choose(looked.page, FIREFOX, None)
+
+    for _ in range(8):
+        choose(looked.page, PROMETHEUS_3_5, None)
+        later = Counting()
+        later.page.make_like(looked.page)
+        looked = later
+
+    assert looked.rendered == ["openmetrics"]

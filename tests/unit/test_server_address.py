@@ -121,3 +121,15 @@ def test_what_speaks_no_http_on_a_port_has_no_url(flags: str, reason: str) -> No
 def test_a_configured_server_is_recognized(one: str, other: str, *, same: bool) -> None:
     """What an operator named by another of loopback's names is not watched twice."""
     assert is_same_door(one, other) is same
+
+
+def test_a_server_on_all_addresses_is_behind_every_name_of_its_host() -> None:
+    """One that is bound to a single address is behind that one only, and the port must agree."""
+    around = listening(("0.0.0.0", 8000), addresses=("10.0.0.5",), host_names=("node1",))
+    everywhere = server_address(parse_serve_command("vllm serve m"), around)
+    bound = listening(("10.0.0.5", 8000), addresses=("10.0.0.5",), host_names=("node1",))
+    somewhere = server_address(parse_serve_command("vllm serve m --host 10.0.0.5"), bound)
+
+    names = ("localhost:8000", "10.0.0.5:8000", "node1:8000/v1", "node1:8001", "10.0.0.6:8000")
+    assert [everywhere.is_behind(name) for name in names] == [True, True, True, False, False]
+    assert [somewhere.is_behind(name) for name in names] == [False, True, False, False, False]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from kvheadroom.errors import SourceError
 from kvheadroom.live.engine_facts import EngineFacts
 from kvheadroom.live.engine_view import ViewOptions
 from kvheadroom.live.found_servers import FoundServer
@@ -205,3 +206,45 @@ def test_a_socket_that_is_seen_later_changes_nothing(servers: ServerSet) -> None
     servers.notice(servers_of(h_1=server(10, "h:1")), ())
 
     assert servers.watches["h:1"].facts is facts
+
+
+@pytest.mark.parametrize(
+    "name", ["127.0.0.1:8000", "localhost:8000", "10.0.0.5:8000", "[fd00::5]:8000", "node1:8000"]
+)
+def test_a_configured_server_is_found_by_every_name_of_its_host(
+    servers: ServerSet, name: str
+) -> None:
+    """One that listens on all addresses is not watched a second time as one that was found."""
+    everywhere = replace(
+        server(10, "127.0.0.1:8000"),
+        address=ServerAddress(
+            "127.0.0.1:8000", "http://127.0.0.1:8000", None, True, ("10.0.0.5", "fd00::5", "node1")
+        ),
+    )
+    servers.configure((watched(name, name),), make, ViewOptions())
+
+    servers.notice(Discovered({"127.0.0.1:8000": everywhere}), ())
+
+    assert set(servers.watches) == set(servers.found) == {name}
+
+
+def test_a_poll_that_a_change_breaks_off_says_nothing(
+    servers: ServerSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its source is closed under it when the server moves or goes: that is no failure."""
+    servers.notice(servers_of(h_1=server(10, "h:1")), ())
+    watch = servers.watches["h:1"]
+    watch.poll()
+    caplog.clear()
+
+    @dataclass
+    class Changing(Door):
+        def read(self) -> ServerReading:
+            servers.configure((), None, ViewOptions())
+            raise SourceError("reset", "closed")
+
+    watch.source = Changing("h:1")
+    watch.poll()
+
+    assert watch.outcome.health.failures["reset"] == 0
+    assert not caplog.records

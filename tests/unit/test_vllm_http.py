@@ -18,6 +18,7 @@ from tests.unit.vllm_harness import (
     source_of,
 )
 
+from kvheadroom.errors import SourceError
 from kvheadroom.node.engine_url import parse_engine_url
 from kvheadroom.node.http import EngineHttp
 
@@ -380,3 +381,26 @@ def test_a_refused_redirect_names_where_to(location: str, shown: str) -> None:
         error = failure(source)
 
     assert str(error).endswith(f"redirected to another server, {shown}")
+
+
+def test_a_question_that_is_closed_under_way_fails_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is no longer watched is closed by another thread, whatever urllib3 makes of it.
+
+    Source: urllib3 2.5 raises AttributeError, its connection having no socket any more.
+    """
+    http = EngineHttp(parse_engine_url("http://127.0.0.1:9"))
+
+    def send(*_: object, **__: object) -> None:
+        http.close()
+        raise AttributeError("settimeout")
+
+    monkeypatch.setattr(http._adapter, "send", send)
+
+    with pytest.raises(SourceError) as failed:
+        http.get(
+            "/metrics",
+            accept="*/*",
+            deadline_monotonic_seconds=time.monotonic() + 1,
+            max_bytes=10,
+        )
+    assert failed.value.reason == "reset"

@@ -12,6 +12,9 @@ OPENMETRICS_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=
 # Level 1 costs an eighth of level 9 and makes these pages only a little larger.
 _GZIP_LEVEL: Final = 1
 
+# Scrapes of other variants after which one is made on demand again.
+_FORGOTTEN_AFTER: Final = 8
+
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
@@ -22,12 +25,13 @@ class RenderedPage:
     Attributes:
         render_text: Makes the Prometheus text format 0.0.4.
         render_openmetrics: Makes OpenMetrics 1.0.0.
-        asked: Names of the variants that clients asked for, of this page or one before it.
+        asked: Variants that clients asked for, of this page or one before it, and how many times
+            they have asked for others since.
     """
 
     render_text: Callable[[], bytes]
     render_openmetrics: Callable[[], bytes]
-    asked: set[str] = field(default_factory=set, compare=False)
+    asked: dict[str, int] = field(default_factory=dict, compare=False)
 
     @cached_property
     def text(self) -> bytes:
@@ -50,9 +54,15 @@ class RenderedPage:
         return gzip.compress(self.openmetrics, _GZIP_LEVEL, mtime=0)
 
     def make_like(self, earlier: "RenderedPage") -> None:
-        """Make the variants that *earlier* or a page before it was asked for, ahead of a scrape."""
-        # In one call, since a scrape may add to the earlier page's set at this moment.
-        self.asked.update(earlier.asked)
+        """Make the variants that *earlier* or a page before it was asked for, ahead of a scrape.
+
+        What somebody looked at once is not made for ever.
+        """
+        # In one call, since a scrape may add to the earlier page's at this moment.
+        asked = dict(earlier.asked)
+        self.asked.update(
+            (variant, others) for variant, others in asked.items() if others < _FORGOTTEN_AFTER
+        )
         for variant in self.asked:
             getattr(self, variant)
 
@@ -72,7 +82,9 @@ def choose(
     """
     openmetrics, compressed = prefers_openmetrics(accept or ""), takes_gzip(accept_encoding or "")
     variant = ("openmetrics" if openmetrics else "text") + ("_gzip" if compressed else "")
-    page.asked.add(variant)
+    for other in page.asked:
+        page.asked[other] += 1
+    page.asked[variant] = 0
     body: bytes = getattr(page, variant)
     return body, (*_HEADERS[openmetrics, compressed], (b"content-length", b"%d" % len(body)))
 

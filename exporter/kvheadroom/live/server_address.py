@@ -29,12 +29,14 @@ class Listening:
         others: Every listening socket of its network namespace; ``None`` where they cannot be read.
         is_our_network: That namespace is ours.
         addresses: Its addresses beside loopback.
+        host_names: What its host is called.
     """
 
     owned: tuple[ListeningSocket, ...] | None = None
     others: tuple[ListeningSocket, ...] | None = None
     is_our_network: bool = True
     addresses: tuple[str, ...] = ()
+    host_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,20 @@ class ServerAddress:
         is_listening: A socket of its own was seen there; ``False`` while it starts, or where
             another holds its port: whoever answers there then is not this server. ``None`` where
             no sockets can be read.
+        hosts: Other names of its host that lead to it, where it listens on all addresses.
     """
 
     name: str
     url: str | None
     unreachable: UnreachableReason | None = None
     is_listening: bool | None = None
+    hosts: tuple[str, ...] = ()
+
+    def is_behind(self, name: str) -> bool:
+        """Tell whether *name*, ``host:port`` as an operator wrote it, leads to this server."""
+        _, port = _split(self.name)
+        names = (self.name, *(_netloc(host, int(port)) for host in self.hosts if port.isdecimal()))
+        return any(is_same_door(one, name) for one in names)
 
 
 def server_address(
@@ -84,7 +94,8 @@ def server_address(
     if host is None:
         return ServerAddress(name, None, "other_namespace", is_listening)
     scheme = "https" if {"ssl-keyfile", "ssl-certfile"} & options.keys() else "http"
-    return ServerAddress(name, f"{scheme}://{name}", None, is_listening)
+    others = (*listening.addresses, *listening.host_names) if bound in _ANY else ()
+    return ServerAddress(name, f"{scheme}://{name}", None, is_listening, others)
 
 
 def is_same_door(one: str, other: str) -> bool:

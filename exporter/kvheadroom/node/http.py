@@ -64,6 +64,7 @@ class EngineHttp:
         # A poll asks the same few questions each time, so each request is made once.
         self._requests: Final[dict[_Question, requests.PreparedRequest]] = {}
         self._has_connection = False
+        self._is_closed = False
 
     def get(
         self,
@@ -91,6 +92,11 @@ class EngineHttp:
             return self._follow(self._prepared(path, accept, bearer), max_bytes)
         except SourceError as error:
             raise SourceError(error.reason, f"{self.shown(path)}: {error}") from error
+        except Exception as error:
+            # Closed by another thread, urllib3 stumbles over a connection that has gone.
+            if not self._is_closed:
+                raise
+            raise SourceError("reset", f"{self.shown(path)}: closed meanwhile") from error
         finally:
             _deadline.reset(token)
 
@@ -127,7 +133,8 @@ class EngineHttp:
         return f"GET {self._url.origin}{self._url.path}{path}"
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; a question under way fails."""
+        self._is_closed = True
         self._adapter.close()
 
     def _prepared(self, path: str, accept: str, bearer: str | None) -> requests.PreparedRequest:

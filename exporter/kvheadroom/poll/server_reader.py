@@ -1,6 +1,7 @@
 """Read all there is to know of one vLLM server's process, each thing as seldom as it may change."""
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -276,8 +277,16 @@ class ServerReader:
     ) -> Listening:
         sockets = listening_sockets(self._proc, process.pid)
         is_ours = is_same_network(self._proc, process.pid, details.network_namespace)
-        addresses = () if is_ours else namespace_addresses(self._proc, process.pid)
-        return Listening(self._owned(sockets, doors), sockets, is_ours, addresses)
+        owned = self._owned(sockets, doors)
+        # One of ours that does not listen yet is not behind any of them.
+        is_asked = owned != () or not is_ours
+        return Listening(
+            owned=owned,
+            others=sockets,
+            is_our_network=is_ours,
+            addresses=namespace_addresses(self._proc, process.pid) if is_asked else (),
+            host_names=(os.uname().nodename,) if is_ours else (),
+        )
 
     def _owned(
         self, sockets: Sequence[ListeningSocket] | None, doors: Sequence[ProcessReading]

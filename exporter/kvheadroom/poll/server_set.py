@@ -9,7 +9,6 @@ from kvheadroom.engine.options import Device
 from kvheadroom.live.engine_facts import EngineFacts
 from kvheadroom.live.engine_view import ViewOptions
 from kvheadroom.live.found_servers import FoundServer
-from kvheadroom.live.server_address import is_same_door
 from kvheadroom.node.target_lists import ListedServer
 from kvheadroom.poll.discovery import Discovered
 from kvheadroom.poll.facts import ServerSurroundings
@@ -151,7 +150,7 @@ class ServerSet:
     def close(self) -> None:
         """Close every source."""
         for watch in self.watches.values():
-            watch.source.close()
+            watch.close()
         for log in self.logs.values():
             log.close()
 
@@ -175,7 +174,7 @@ class ServerSet:
         found: dict[str, FoundServer] = {}
         for server in self._given():
             match = next(
-                (key for key, one in servers.items() if is_same_door(one.address.name, server.key)),
+                (key for key, one in servers.items() if one.address.is_behind(server.key)),
                 None,
             )
             one = servers[match] if match is not None else None
@@ -224,7 +223,7 @@ class ServerSet:
         # One reference, swapped whole: a snapshot taken meanwhile sees the old or the new.
         gone, self.watches = self.watches, MappingProxyType(kept)
         for key in gone.keys() - kept.keys():
-            gone[key].source.close()
+            gone[key].close()
             self._connections.pop(key, None)
         logs = {key: server.log for key, server in servers.items() if server.log is not None}
         before, self.logs = self.logs, MappingProxyType(logs)

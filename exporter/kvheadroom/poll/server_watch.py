@@ -71,6 +71,7 @@ class ServerWatch:
         self.outcome = ServerOutcome(unpolled("vllm", source.target))
         self._began_monotonic_seconds: float | None = None
         self._pasts: dict[str, EnginePast] = {}
+        self._is_closed = False
 
     def outcome_unless_stuck(self, since_monotonic_seconds: float) -> ServerOutcome:
         """Return the outcome, or say down while a poll hangs that began before that moment.
@@ -90,6 +91,11 @@ class ServerWatch:
         stuck = replace(outcome.health, up=False, reason="timeout", detail=detail)
         return ServerOutcome(stuck, facts=outcome.facts)
 
+    def close(self) -> None:
+        """Close the source; the poll in progress, if there is one, gives nothing."""
+        self._is_closed = True
+        self.source.close()
+
     def poll(self) -> None:
         """Read the server once and swap the outcome; never raises."""
         self._began_monotonic_seconds = time.monotonic()
@@ -103,6 +109,9 @@ class ServerWatch:
         source = self.source
         health = replace(self.outcome.health, target=source.target)
         result = attempt(lambda: self._read(source))
+        if self._is_closed or source is not self.source:
+            # What was broken off by us says nothing of the server.
+            return
         seconds = result.duration_seconds
         if isinstance(result, Failed):
             down = failed(health, result.error.reason, str(result.error), seconds)
