@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from kvheadroom import __version__, defaults
-from kvheadroom.errors import KvHeadroomError, SourceError
+from kvheadroom.errors import KvHeadroomError
 from kvheadroom.faces.document import NodeDocument, decode_node
 from kvheadroom.faces.node_document import node_document
 from kvheadroom.faces.top import NARROWEST_COLUMNS, render
@@ -40,7 +40,7 @@ class TopFlags:
 
     Attributes:
         url: A kvheadroom to ask; ``None`` asks the one on this machine, or looks for itself.
-        once: Draw once and return.
+        once: Draw once and return, as where the output is no terminal.
         flags: What the node is watched by, where nobody else watches it.
     """
 
@@ -67,22 +67,28 @@ def run_top(given: TopFlags) -> None:
 
 
 def _draw(look: Look, *, once: bool, every_seconds: float) -> None:
-    console = Console(highlight=False)
-    console = Console(highlight=False, width=max(console.width, NARROWEST_COLUMNS))
+    terminal = Console(highlight=False)
+    console = Console(highlight=False, width=_width(terminal))
     node = look()
-    if once:
+    # Nobody could see a picture change in a file or a pipe.
+    if once or not console.is_terminal:
         console.print(render(node, console.width))
         return
-    first = render(node, console.width)
+    first = render(node, console.width, terminal.height)
     with Live(first, console=console, screen=True, auto_refresh=False) as screen:
         while True:
             time.sleep(every_seconds)
+            console.width = _width(terminal)
             try:
-                picture = render(look(), console.width)
-            except SourceError as error:
+                picture = render(look(), console.width, terminal.height)
+            except KvHeadroomError as error:
                 # The next look may find it again.
                 picture = Text(str(error), style="red")
             screen.update(picture, refresh=True)
+
+
+def _width(terminal: Console) -> int:
+    return max(terminal.width, NARROWEST_COLUMNS)
 
 
 def _served(url: str, timeout_seconds: float) -> Look:

@@ -19,11 +19,11 @@ from kvheadroom.faces.top import render
 from kvheadroom.units import GIB
 
 
-def drawn(node: NodeDocument, columns: int = 80) -> list[str]:
+def drawn(node: NodeDocument, columns: int = 80, rows: int | None = None) -> list[str]:
     """Return the lines of *node* on a terminal without colors."""
     stream = io.StringIO()
     Console(file=stream, width=columns, color_system=None, highlight=False).print(
-        render(node, columns)
+        render(node, columns, rows)
     )
     return stream.getvalue().splitlines()
 
@@ -131,3 +131,33 @@ def test_what_needs_a_person_is_a_sentence() -> None:
     assert "stalled: /health answers 503" in text
     assert "would not start again on GPU 0: asks for 4.00 GiB, would find 1.00 GiB" in text
     assert "nvml driver down: lost: fell" in text
+
+
+def test_engines_come_first_where_not_all_fits() -> None:
+    """Eight cards are taller than a terminal of 24 lines, and what is left must be seen."""
+    document = node_document("1", demo_snapshot("rack"))
+
+    lines = drawn(document, rows=24)
+    whole = drawn(document)
+
+    usages = [line for line in lines[:24] if line.count("▓") + line.count("░") == 8]
+    assert len(usages) == len(document.engines)
+    assert not any("FULL IN" in line for line in whole[:24])
+    assert drawn(document, rows=len(whole) + 3) == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("127.0.0.1:43663/0", ":43663/0"),
+        ("10.12.14.16:8000/0", "…16:8000/0"),
+        ("chat", "chat"),
+    ],
+)
+def test_engines_called_by_address_are_told_apart(name: str, shown: str) -> None:
+    """At 80 columns an address does not fit; its end says more than its beginning."""
+    engine = EngineDocument(engine=name, target="h:1")
+
+    row = drawn(node(engine=engine))[-1]
+
+    assert row.split()[0].endswith(shown)

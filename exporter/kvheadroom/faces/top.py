@@ -1,6 +1,7 @@
 """The terminal view of one node: each GPU's ledger as a bar, each engine's headroom as a row."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -36,19 +37,36 @@ _SHADES: Final[dict[str, tuple[str, str]]] = {
 _OTHER_SHADE: Final = ("#", "yellow")
 _RUNTIME: Final = frozenset({"activation", "cuda_graph", "non_torch", "context"})
 _FULL_RATIO: Final = 0.9
+# What the table of engines needs beside their names.
+_OTHER_COLUMNS: Final = 70
+_SHORTEST_NAME: Final = 10
 
 
-def render(node: NodeDocument, columns: int) -> RenderableType:
-    """Return *node* for a terminal that is *columns* wide; narrower than 80 is treated as 80."""
+def render(node: NodeDocument, columns: int, rows: int | None = None) -> RenderableType:
+    """Return *node* for a terminal.
+
+    Args:
+        node: What to show.
+        columns: Width of the terminal; narrower than 80 is treated as 80.
+        rows: Its height; where not all fits, engines and what needs a person come first, and GPUs
+            without what their bars are made of. ``None`` shows all.
+    """
     columns = max(columns, NARROWEST_COLUMNS)
-    parts: list[RenderableType] = [_headline(node)]
-    parts += [line for gpu in node.gpus for line in _gpu(gpu, columns)]
-    if node.engines:
-        parts += [Text(), _engines(node.engines)]
+    headline = _headline(node)
+    gpus = [tuple(_gpu(gpu, columns)) for gpu in node.gpus]
+    engines: list[RenderableType] = [Text(), _engines(node.engines, columns)]
+    if not node.engines:
+        engines.clear()
     sentences = [_sentence(note) for note in (*notes(node), *source_notes(node))]
     if sentences:
-        parts += [Text(), *sentences]
-    return Group(*parts)
+        sentences.insert(0, Text())
+    taken = 1 + sum(map(len, gpus)) + (len(node.engines) + 2 if engines else 0)
+    taken += sum(1 + text.cell_len // columns for text in sentences)
+    if rows is None or taken <= rows:
+        return Group(headline, *chain.from_iterable(gpus), *engines, *sentences)
+    # A blank line, the title and the bar or why there is none.
+    short = chain.from_iterable(lines[1:3] for lines in gpus)
+    return Group(headline, *engines, *sentences, Text(), *short)
 
 
 def _headline(node: NodeDocument) -> Text:
@@ -138,9 +156,9 @@ def _summed(ledger: Sequence[ShareDocument]) -> dict[tuple[str, str], int]:
 # --- engines --------------------------------------------------------------------------------
 
 
-def _engines(engines: Sequence[EngineDocument]) -> Table:
+def _engines(engines: Sequence[EngineDocument], columns: int) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), expand=True)
-    table.add_column("ENGINE", overflow="ellipsis", no_wrap=True, ratio=1, min_width=12)
+    table.add_column("ENGINE", overflow="ellipsis", no_wrap=True, ratio=1, min_width=_SHORTEST_NAME)
     for heading in ("RUN", "WAIT", "LOST"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("KV USED", no_wrap=True)
@@ -148,13 +166,17 @@ def _engines(engines: Sequence[EngineDocument]) -> Table:
     table.add_column("LIMIT", no_wrap=True)
     table.add_column("FULL IN", justify="right", no_wrap=True)
     for engine in engines:
-        table.add_row(*_engine(engine))
+        table.add_row(*_engine(engine, max(_SHORTEST_NAME, columns - _OTHER_COLUMNS)))
     return table
 
 
-def _engine(engine: EngineDocument) -> tuple[RenderableType, ...]:
+def _engine(engine: EngineDocument, name_columns: int) -> tuple[RenderableType, ...]:
     slots = "" if engine.max_num_seqs is None else f"/{engine.max_num_seqs}"
-    name = Text(engine.engine, style="bold red" if engine.stalled else "bold")
+    # Many are called by an address, which differs at its end.
+    called = engine.engine.removeprefix("127.0.0.1")
+    if len(called) > name_columns:
+        called = f"…{called[1 - name_columns :]}"
+    name = Text(called, style="bold red" if engine.stalled else "bold")
     return (
         name,
         f"{_count(engine.requests_running)}{slots}",
