@@ -139,7 +139,7 @@ def _annotation(
         .enable(True)
         .icon_color(color)
         .expr(expression)
-        .target(prometheus.Dataquery().expr(expression).ref_id("Anno"))
+        .target(prometheus.Dataquery().expr(expression).ref_id("Anno").datasource(panels.SOURCE))
         .title_format(title)
         .text_format(text)
     )

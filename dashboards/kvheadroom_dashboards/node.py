@@ -18,19 +18,21 @@ from grafana_foundation_sdk.models import dashboard
 
 from kvheadroom.faces import catalogue as c
 
-_PART_COLORS = {
-    "free": "#37872D",
-    "kv free": "#96D98D",
-    "kv used": "#FADE2A",
-    "weights": "#5794F2",
-    "activation": "#8AB8FF",
-    "cuda graph": "#C0D8FF",
-    "non torch": "#B877D9",
-    "context": "#CA95E5",
-    "process": "#FF9830",
-    "unexplained": "#F2495C",
-    "reserved": "#808080",
-}
+#: Parts of the ledger from the floor up, and their colors; the last fills the card.
+_PARTS = (
+    ("weights", "#5794F2"),
+    ("kv_used", "#FADE2A"),
+    ("kv_free", "#96D98D"),
+    ("kv", "#96D98D"),
+    ("activation", "#8AB8FF"),
+    ("cuda_graph", "#C0D8FF"),
+    ("non_torch", "#B877D9"),
+    ("context", "#CA95E5"),
+    ("process", "#FF9830"),
+    ("unexplained", "#F2495C"),
+    ("reserved", "#808080"),
+    ("free", "#37872D"),
+)
 
 
 def node() -> str:
@@ -95,25 +97,28 @@ def _cards() -> dashboard.Panel:
     )
 
 
-def _words(label: str) -> str:
-    return f'"{label}", "$1 $2", "{label}", "([a-z]+)_([a-z]+)"'
+def _colored(color: str) -> dict[str, object]:
+    return {"color": {"mode": "fixed", "fixedColor": color}}
+
+
+_CARD = {**DASHED, **_colored("text")}
 
 
 def _ledger() -> dashboard.Panel:
-    parts = q.sum_by("component", q.select(c.GPU_LEDGER_BYTES, q.GPU))
+    def part(name: str) -> str:
+        matcher = f'component="{name}"'
+        return f"sum({q.select(c.GPU_LEDGER_BYTES, q.GPU, matcher)})"
+
     return graph(
         "GPU $gpu: what the memory is for",
         help_of(c.GPU_LEDGER_BYTES),
         c.GPU_LEDGER_BYTES.grafana_unit,
-        Query(f"label_replace({parts}, {_words('component')})", "{{component}}"),
+        *(Query(part(name), name.replace("_", " ")) for name, _ in _PARTS),
         Query(f"sum({q.select(c.GPU_MEMORY_TOTAL_BYTES, q.GPU)})", "the card"),
         stacked=True,
         styles={
-            **{
-                f"^{name}$": {"color": {"mode": "fixed", "fixedColor": color}}
-                for name, color in _PART_COLORS.items()
-            },
-            "^the card$": {**DASHED, "color": {"mode": "fixed", "fixedColor": "text"}},
+            **{f"^{name.replace('_', ' ')}$": _colored(color) for name, color in _PARTS},
+            "^the card$": _CARD,
         },
         legend_values=True,
     )
@@ -122,21 +127,22 @@ def _ledger() -> dashboard.Panel:
 def _tenants() -> dashboard.Panel:
     owned = q.sum_by("owner", q.select(c.GPU_LEDGER_BYTES, q.GPU, 'owner!=""'))
     rest = q.sum_by("component", q.select(c.GPU_LEDGER_BYTES, q.GPU, 'owner=""'))
+    colors = dict(_PARTS)
     return graph(
         "GPU $gpu: who holds it",
-        "The same memory by owner: engines, other programs by name, and what belongs to nobody. "
-        + help_of(c.GPU_LEDGER_BYTES),
+        "The same memory by owner: engines, other programs by name, and in brackets what belongs "
+        "to nobody. " + help_of(c.GPU_LEDGER_BYTES),
         c.GPU_LEDGER_BYTES.grafana_unit,
         Query(owned, "{{owner}}"),
         Query(rest, "({{component}})"),
         Query(f"sum({q.select(c.GPU_MEMORY_TOTAL_BYTES, q.GPU)})", "the card"),
         stacked=True,
         styles={
-            r"^\\(free\\)$": {"color": {"mode": "fixed", "fixedColor": _PART_COLORS["free"]}},
-            r"^\\(reserved\\)$": {
-                "color": {"mode": "fixed", "fixedColor": _PART_COLORS["reserved"]}
+            **{
+                rf"^\({name}\)$": _colored(colors[name])
+                for name in ("free", "reserved", "unexplained")
             },
-            "^the card$": {**DASHED, "color": {"mode": "fixed", "fixedColor": "text"}},
+            "^the card$": _CARD,
         },
         legend_values=True,
     )

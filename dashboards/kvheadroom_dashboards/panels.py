@@ -87,7 +87,7 @@ def graph(
     legend_values: bool = False,
     minimum: float | None = 0,
     maximum: float | None = None,
-    bars_of: str | None = None,
+    each: str | None = None,
     step_lines: bool = False,
 ) -> dashboard.Panel:
     """Draw values over time.
@@ -103,7 +103,7 @@ def graph(
         legend_values: Whether the legend is a table beside the graph with the latest values.
         minimum: Lower end of the axis unless values are below it; ``None`` for free.
         maximum: Upper end of the axis unless values are above it.
-        bars_of: Draw one bar for each of these intervals, as ``1d``.
+        each: Draw one point for each of these intervals, as ``1d``.
         step_lines: Whether a value holds until the next one.
     """
     panel = _described(timeseries.Panel(), title, description, unit, queries)
@@ -126,8 +126,8 @@ def graph(
         panel.thresholds(_thresholds(steps)).thresholds_style(
             common_builder.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
         )
-    if bars_of:
-        panel.interval(bars_of).draw_style(common.GraphDrawStyle.BARS).fill_opacity(70)
+    if each:
+        panel.interval(each).show_points(common.VisibilityMode.ALWAYS).point_size(6).fill_opacity(0)
     for name, properties in (styles or {}).items():
         panel.override_by_regexp(f"/{name}/", _properties(properties))
     return panel.build()
@@ -146,6 +146,7 @@ def number(
     """Show the latest value in large type, the name of the series that has it, or both."""
     panel = _described(stat.Panel(), title, description, unit, (query,), instant=True)
     panel.thresholds(_thresholds(steps)).color_mode(common.BigValueColorMode.VALUE)
+    panel.color_scheme(_by_threshold())
     panel.graph_mode(common.BigValueGraphMode.NONE)
     panel.text_mode(common.BigValueTextMode(text))
     panel.reduce_options(common_builder.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -197,10 +198,14 @@ def rows_of(
         panel.override_by_name(column.title, _properties(_cell(column)))
     for heading, (text, url) in (links or {}).items():
         panel.override_by_name(heading, _properties({"links": [{"title": text, "url": url}]}))
+    panel.color_scheme(_by_threshold()).thresholds(_thresholds(((None, "text"),)))
     panel.show_header(True).sort_by(
         [common_builder.TableSortByFieldState().display_name(sorted_by).desc(descending)]
     )
-    return panel.build()
+    built = panel.build()
+    # Grafana 13 has no footer any more; what the SDK writes for "none" would be an unknown key.
+    built.options.footer = None
+    return built
 
 
 def row(title: str, *, collapsed: bool = False, repeat: str | None = None) -> dashboard.RowPanel:
@@ -246,6 +251,10 @@ def _thresholds(steps: Steps) -> dashboard_builder.ThresholdsConfig:
         .mode(dashboard.ThresholdsMode.ABSOLUTE)
         .steps([dashboard.Threshold(value=value, color=color) for value, color in steps])
     )
+
+
+def _by_threshold() -> dashboard_builder.FieldColor:
+    return dashboard_builder.FieldColor().mode(dashboard.FieldColorModeId.THRESHOLDS)
 
 
 def _mapping(words: Mapping[str, str]) -> dashboard.ValueMap:

@@ -63,7 +63,7 @@ def _days() -> list[dashboard.Panel]:
             + help_of(c.HEADROOM_REQUESTS),
             "short",
             Query(_over("min_over_time", _OBSERVED, "1d"), "{{model}}"),
-            bars_of="1d",
+            each="1d",
             legend_values=True,
         ),
         graph(
@@ -71,7 +71,7 @@ def _days() -> list[dashboard.Panel]:
             help_of(c.HEADROOM_REQUESTS),
             "short",
             Query(_over("avg_over_time", _OBSERVED, "1d"), "{{model}}"),
-            bars_of="1d",
+            each="1d",
             legend_values=True,
         ),
         graph(
@@ -82,7 +82,7 @@ def _days() -> list[dashboard.Panel]:
             Query(_over("max_over_time", f"{_USED} / {_CAPACITY}", "1d"), "{{model}}"),
             steps=((None, "transparent"), (0.95, RED)),
             maximum=1,
-            bars_of="1d",
+            each="1d",
             legend_values=True,
         ),
         graph(
@@ -90,7 +90,7 @@ def _days() -> list[dashboard.Panel]:
             help_of(c.ENGINE_REQUESTS_RUNNING, c.ENGINE_REQUESTS_WAITING),
             "short",
             Query(_over("max_over_time", demand, "1d"), "{{model}}"),
-            bars_of="1d",
+            each="1d",
             legend_values=True,
         ),
     ]

@@ -27,13 +27,15 @@ def increase(spec: MetricSpec, *matchers: str) -> str:
 
 def with_model(expression: str) -> str:
     """Give series of engines the model they serve, and keep those of the chosen models."""
-    info = select(c.ENGINE_INFO, MODEL)
+    # One of each: an info series whose version changes overlaps itself for a moment.
+    info = max_by(f"{_ENGINE_KEY}, model", select(c.ENGINE_INFO, MODEL))
     return f"({expression}) * on ({_ENGINE_KEY}) group_left (model) {info}"
 
 
 def with_gpu_name(expression: str) -> str:
     """Give series of GPUs the name of the card."""
-    return f"({expression}) * on ({_GPU_KEY}) group_left (name) {select(c.GPU_INFO, GPU)}"
+    info = max_by(f"{_GPU_KEY}, name", select(c.GPU_INFO, GPU))
+    return f"({expression}) * on ({_GPU_KEY}) group_left (name) {info}"
 
 
 def sum_by(labels: str, expression: str) -> str:

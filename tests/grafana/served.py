@@ -28,8 +28,13 @@ class StoredPrometheus:
         config.write_text("scrape_configs: []\n")
         made = subprocess.run(
             [
-                "promtool", "tsdb", "create-blocks-from", "--max-block-duration=720h",
-                "openmetrics", samples, data,
+                "promtool",
+                "tsdb",
+                "create-blocks-from",
+                "--max-block-duration=720h",
+                "openmetrics",
+                samples,
+                data,
             ],
             capture_output=True,
             timeout=60,
@@ -96,7 +101,7 @@ def debian_promtool() -> Path:
 def newer_promtool() -> Path:
     binary = NEWER / "usr/bin/promtool"
     if not binary.exists():
-        fetch_debian(NEWER, "trixie", "main", "prometheus")
+        fetch_debian(NEWER, "trixie", "main", "promtool")
     return binary
 
 

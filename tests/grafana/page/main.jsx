@@ -10,7 +10,7 @@ import {
 import { GlobalStyles } from '@grafana/ui';
 import { createRoot } from 'react-dom/client';
 import { MemoryRouter } from 'react-router-dom';
-import { Prometheus, runRequest } from './prometheus.js';
+import { Prometheus, failures, runRequest } from './prometheus.js';
 import { plugins, registerStandards } from './plugins.jsx';
 import { report } from './report.js';
 
@@ -158,7 +158,7 @@ async function main() {
   );
 }
 
-report();
+report(failures);
 main().catch((error) => {
   document.body.dataset.failed = String(error.stack ?? error);
 });

@@ -2,12 +2,14 @@
 import {
   FieldColorModeId,
   PanelPlugin,
+  formattedValueToString,
+  getFieldDisplayName,
   getFieldDisplayValues,
   identityOverrideProcessor,
   standardEditorsRegistry,
   standardFieldConfigEditorRegistry,
 } from '@grafana/data';
-import { BigValue, Table, TimeSeries, useTheme2 } from '@grafana/ui';
+import { BigValue, TimeSeries, useTheme2 } from '@grafana/ui';
 
 const property = (id, path = id, isCustom = false) => ({
   id,
@@ -39,10 +41,10 @@ const GRAPH = [
 ];
 const TABLE = ['cellOptions', 'align', 'width', 'minWidth', 'filterable', 'inspect', 'hidden'];
 
-function plugin(Component, custom, defaults) {
+function plugin(Component, custom, defaults, color = FieldColorModeId.Thresholds) {
   const made = new PanelPlugin(Component);
   made.useFieldConfig({
-    standardOptions: { color: { defaultValue: { mode: FieldColorModeId.PaletteClassic } } },
+    standardOptions: { color: { defaultValue: { mode: color } } },
     useCustomConfig: (builder) => {
       for (const name of custom) {
         builder.addCustomEditor({
@@ -106,21 +108,47 @@ function Stat({ data, width, height, options, fieldConfig, replaceVariables, tim
   );
 }
 
-function Rows({ data, width, height, options, timeRange }) {
+const CELL = { padding: '5px 10px', whiteSpace: 'nowrap', textAlign: 'left' };
+
+/** A plain table: values, units, words and colors are Grafana's, the drawing is not. */
+function Rows({ data, height, options }) {
+  const theme = useTheme2();
   const [frame] = data.series;
   if (!frame?.length) {
     return <div>No data</div>;
   }
+  const fields = frame.fields.map((field) => ({ field, name: getFieldDisplayName(field, frame) }));
+  const [{ displayName, desc } = {}] = options.sortBy ?? [];
+  const by = fields.find(({ name }) => name === displayName);
+  if (!by) {
+    throw new Error(`sorted by ${displayName}, which is none of ${fields.map(({ name }) => name)}`);
+  }
+  const worth = (row) => by.field.values[row] ?? Infinity;
+  const order = [...Array(frame.length).keys()].sort((a, b) => (desc ? -1 : 1) * (worth(a) - worth(b)));
   return (
-    <Table
-      data={frame}
-      width={width}
-      height={height}
-      initialSortBy={options.sortBy}
-      showTypeIcons={false}
-      timeRange={timeRange}
-      cellHeight="sm"
-    />
+    <div style={{ height, overflow: 'hidden' }}>
+      <table style={{ width: '100%', borderCollapse: 'collapse' }}>
+        <thead>
+          <tr>{fields.map(({ name }) => <th key={name} style={{ ...CELL, color: theme.colors.text.link }}>{name}</th>)}</tr>
+        </thead>
+        <tbody>
+          {order.map((row) => (
+            <tr key={row} style={{ borderTop: `1px solid ${theme.colors.border.weak}` }}>
+              {fields.map(({ name, field }) => {
+                const value = field.values[row];
+                const shown = field.display(value);
+                const colored = field.config.custom?.cellOptions?.type === 'color-text';
+                return (
+                  <td key={name} style={{ ...CELL, color: colored ? shown.color : undefined }}>
+                    {value == null ? '' : formattedValueToString(shown)}
+                  </td>
+                );
+              })}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
   );
 }
 
@@ -130,7 +158,7 @@ export const plugins = {
     showPoints: 'auto', pointSize: 5, axisPlacement: 'auto',
     stacking: { mode: 'none', group: 'A' }, scaleDistribution: { type: 'linear' },
     hideFrom: { tooltip: false, viz: false, legend: false },
-  }),
+  }, FieldColorModeId.PaletteClassic),
   stat: plugin(Stat, [], {}),
   table: plugin(Rows, TABLE, { cellOptions: { type: 'auto' }, align: 'auto', inspect: false }),
 };

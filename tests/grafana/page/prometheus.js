@@ -5,12 +5,19 @@ import { from } from 'rxjs';
 
 const SCRAPE_SECONDS = 15;
 
-const quoted = (text) => String(text).replace(/[\\^$*+?.()|[\]{}]/g, '\\\\$&');
+/** What queries came to grief over, for the report. */
+export const failures = [];
 
-/** How Prometheus' data source writes the values of a variable: as a regular expression. */
-const asRegex = (value) => {
+const inRegex = (text) => String(text).replace(/[\\^$*+?.()|[\]{}]/g, '\\\\$&');
+const inString = (text) => String(text).replaceAll('\\', '\\\\').replaceAll("'", "\\'");
+
+/** How Prometheus' data source writes a variable: one that can have several values is a regex. */
+const written = (value, { multi, includeAll } = {}) => {
+  if (!multi && !includeAll) {
+    return inString(value);
+  }
   const values = Array.isArray(value) ? value : [value];
-  return values.length === 1 ? quoted(values[0]) : `(${values.map(quoted).join('|')})`;
+  return values.length === 1 ? inRegex(values[0]) : `(${values.map(inRegex).join('|')})`;
 };
 
 export class Prometheus extends RuntimeDataSource {
@@ -36,7 +43,7 @@ export class Prometheus extends RuntimeDataSource {
     const frames = await Promise.all(
       request.targets.map(async (target) => {
         const own = target.expr.replaceAll('$__rate_interval', `${rate}s`);
-        const query = sceneGraph.interpolate(origin, own, request.scopedVars, asRegex);
+        const query = sceneGraph.interpolate(origin, own, request.scopedVars, written);
         const end = request.range.to.unix();
         if (target.instant) {
           const { result } = await this.get('query', { query, time: end });
@@ -53,7 +60,7 @@ export class Prometheus extends RuntimeDataSource {
   async metricFindQuery(query, options) {
     const text = typeof query === 'string' ? query : query.query;
     const origin = options.scopedVars.__sceneObject.value.valueOf();
-    const filled = sceneGraph.interpolate(origin, text, options.scopedVars, asRegex);
+    const filled = sceneGraph.interpolate(origin, text, options.scopedVars, written);
     const [, selector, label] = filled.match(/^label_values\((.+), (\w+)\)$/);
     const values = await this.get(`label/${label}/values`, {
       'match[]': selector,
@@ -125,12 +132,15 @@ export const runRequest = (source, request) =>
   from(
     source.query(request).then(
       ({ data }) => ({ series: data, state: LoadingState.Done, timeRange: request.range, request }),
-      (error) => ({
-        series: [],
-        state: LoadingState.Error,
-        errors: [{ message: error.message }],
-        timeRange: request.range,
-        request,
-      }),
+      (error) => {
+        failures.push(error.message);
+        return {
+          series: [],
+          state: LoadingState.Error,
+          errors: [{ message: error.message }],
+          timeRange: request.range,
+          request,
+        };
+      },
     ),
   );

@@ -30,9 +30,8 @@ function look() {
   });
 }
 
-export function report() {
+export function report(errors) {
   listenToCanvases();
-  const errors = [];
   window.addEventListener('error', (event) => errors.push(event.message));
   window.addEventListener('unhandledrejection', (event) => errors.push(String(event.reason)));
   const place = document.createElement('script');
