@@ -126,7 +126,7 @@ async function main() {
   registerStandards();
   standardTransformersRegistry.setInit(() =>
     [standardTransformers.mergeTransformer, standardTransformers.organizeFieldsTransformer].map(
-      (transformation) => ({ id: transformation.id, name: transformation.name, transformation }),
+      (one) => ({ id: one.id, name: one.name, transformation: async () => one }),
     ),
   );
   setAppEvents(new EventBusSrv());
