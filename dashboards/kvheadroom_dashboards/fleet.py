@@ -36,7 +36,7 @@ def fleet() -> str:
         [instances(include_all=True), models()],
         [
             Section("Now", [(panel, 4, 4) for panel in _numbers()]),
-            Section("Who is short", [(_engines(), 24, 9)]),
+            Section("Who is short", [(_engines(), 24, 13)]),
             Section("Over time", [(panel, 12, 8) for panel in _trends()]),
             Section("Sources", [(_sources(), 14, 8), (_down_over_time(), 10, 8)]),
         ],

@@ -8,6 +8,7 @@ from grafana_foundation_sdk.builders import common as common_builder
 from grafana_foundation_sdk.builders import dashboard as dashboard_builder
 from grafana_foundation_sdk.builders import prometheus, stat, table, timeseries
 from grafana_foundation_sdk.models import common, dashboard
+from grafana_foundation_sdk.models import table as table_options
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from kvheadroom.faces.catalogue import MetricSpec
@@ -204,7 +205,8 @@ def rows_of(
     )
     built = panel.build()
     # Grafana 13 has no footer any more; what the SDK writes for "none" would be an unknown key.
-    built.options.footer = None
+    if isinstance(built.options, table_options.Options):
+        built.options.footer = None
     return built
 
 

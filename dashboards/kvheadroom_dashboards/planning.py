@@ -32,8 +32,8 @@ def planning() -> str:
         [instances(include_all=True), models(), price],
         [
             Section("Day by day", [(panel, 12, 8) for panel in _days()]),
-            Section("A week's growth", [(_growth(), 24, 8)]),
-            Section("What a request costs", [(_costs(), 24, 10)]),
+            Section("A week's growth", [(_growth(), 24, 11)]),
+            Section("What a request costs", [(_costs(), 24, 14)]),
         ],
         since="now-14d",
         refresh="",

@@ -44,6 +44,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
     with (
         # Just above the distance of the samples, so that what is gone is seen to be gone.
         StoredPrometheus(recording.live, folder / "live", lookback="30s") as live,
-        StoredPrometheus(recording.planning, folder / "planning", lookback="1h") as planning,
+        StoredPrometheus(recording.planning, folder / "planning", lookback="3h") as planning,
     ):
         yield Stored(live, planning, recording.ends_unix_seconds)

