@@ -110,7 +110,7 @@ def _engines() -> dashboard.Panel:
         Column(
             "of tokens",
             per_engine(q.select(c.HEADROOM_CONTEXT_TOKENS, q.OBSERVED)),
-            "short",
+            "locale",
             decimals=0,
         ),
         Column(

@@ -7,6 +7,7 @@ from dashboards.kvheadroom_dashboards.panels import Query, graph
 from grafana_foundation_sdk.models import dashboard
 
 from kvheadroom.faces import catalogue as c
+from kvheadroom.faces.catalogue import MetricSpec
 
 FOREIGN_METRICS: Final[frozenset[str]] = frozenset({
     "ALERTS",
@@ -24,7 +25,7 @@ _ABSENT: Final = " Empty where {} is not scraped by the same Prometheus."
 
 def beside_dcgm() -> list[dashboard.Panel]:
     """Return panels that give dcgm-exporter's figures the names of the engines on the card."""
-    mebibytes = _per_engine("DCGM_FI_DEV_FB_USED")
+    mebibytes = _joined(c.GPU_INFO, "DCGM_FI_DEV_FB_USED")
     return [
         graph(
             "Kernels running, by engine",
@@ -47,16 +48,21 @@ def beside_dcgm() -> list[dashboard.Panel]:
             "DCGM_FI_DEV_FB_USED beside ours: the two must agree."
             + _ABSENT.format("dcgm-exporter"),
             "bytes",
-            Query(f"max by (gpu) ({mebibytes}) * 1048576", "GPU {{gpu}} (dcgm-exporter)"),
+            Query(f"{q.max_by('gpu', mebibytes)} * 1048576", "GPU {{gpu}} (dcgm-exporter)"),
             Query(q.select(c.GPU_MEMORY_USED_BYTES, q.GPU), "GPU {{gpu}} (kvheadroom)"),
         ),
     ]
 
 
 def _per_engine(metric: str) -> str:
-    # dcgm-exporter's label is UUID, and may come once for each pod that shares the card.
+    return _joined(c.ENGINE_GPU_INFO, metric)
+
+
+def _joined(ours: MetricSpec, metric: str) -> str:
+    """Return dcgm-exporter's figure for each series of *ours* on the chosen nodes' GPUs."""
+    # Its label is UUID, and it may say a figure once for each pod that shares the card.
     theirs = f'max by (uuid) (label_replace({metric}, "uuid", "$1", "UUID", "(.+)"))'
-    return f"{q.select(c.ENGINE_GPU_INFO, q.GPU)} * on (uuid) group_left () {theirs}"
+    return f"{q.select(ours, q.GPU)} * on (uuid) group_left () {theirs}"
 
 
 def beside_vllm() -> list[dashboard.Panel]:

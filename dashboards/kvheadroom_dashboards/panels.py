@@ -195,6 +195,9 @@ def rows_of(
             },
         )
     )
+    for heading in labels.values():
+        # A label that looks like a number is still a name.
+        panel.override_by_name(heading, _properties({"unit": "string"}))
     for column in columns:
         panel.override_by_name(column.title, _properties(_cell(column)))
     for heading, (text, url) in (links or {}).items():

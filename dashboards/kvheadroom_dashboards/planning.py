@@ -144,7 +144,7 @@ def _costs() -> dashboard.Panel:
         "hour that one of them is resident, at the price above. A window or a recurrent state "
         "makes a long request cheaper than this. " + help_of(c.HEADROOM_CONTEXT_TOKENS),
         {"model": "Model", "context": "Length"},
-        Column("Tokens", per_length("max", tokens), "short", decimals=0),
+        Column("Tokens", per_length("max", tokens), "locale", decimals=0),
         Column("Share of the KV cache", per_length("max", share), "percentunit", decimals=2),
         Column("Memory", per_length("max", held), "bytes", decimals=2),
         Column("At once, on an engine", per_length("min", f"floor(1 / ({share}))"), "short"),
