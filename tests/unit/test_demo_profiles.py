@@ -127,3 +127,18 @@ def test_same_seed_and_times_give_the_same_pages() -> None:
         return shown
 
     assert pages() == pages()
+
+
+def test_the_surge_preempts_within_half_a_minute_and_is_over_in_one() -> None:
+    """Nothing comes after its 14th second, so what is left to do ends."""
+    plan = PROFILES["surge"]
+    server = plan.servers[0]
+    requests = list(arrivals(server.traffic, Random("2 chat 0")))
+    engine = Engine(server.limits(plan.cards[0]), server.cost, iter(requests))
+    engine.advance(30.0)
+    preemptions = engine.preemptions
+    engine.advance(60.0)
+
+    assert requests[-1].at_seconds < 14
+    assert preemptions >= 3
+    assert engine.stats.requests_running == engine.stats.requests_waiting == 0
