@@ -67,7 +67,10 @@ def record(folder: Path) -> Recording:
             at = begins + (time.monotonic() - started) * SPEED
             lines: list[str] = []
             for instance, exporter in exporters.items():
-                page = list(_parse(exporter.get("/metrics", Accept="text/plain")[1]))
+                served = exporter.get("/metrics", Accept="text/plain")[1]
+                # Both demos number their GPUs alike; no two cards in the world share a UUID.
+                own = f'uuid="GPU-{NODES[instance]}-'.encode()
+                page = list(_parse(served.replace(b'uuid="GPU-', own)))
                 lines += _lines(instance, _in_simulated_time(page, at))
                 lines += _as_dcgm(instance, page)
                 if number % VLLM_EVERY == 0:
