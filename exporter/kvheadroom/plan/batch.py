@@ -24,7 +24,7 @@ from kvheadroom.model.facts import ModelFacts, read_facts
 from kvheadroom.model.layers import ModelLayers
 from kvheadroom.node.model_files import find_config, read_config
 from kvheadroom.plan.checkpoint import even_bytes
-from kvheadroom.plan.question import Question, read_question, read_record
+from kvheadroom.plan.question import Question, Setup, read_question, read_record
 
 DEFAULT_VERSION: Final[Version] = (0, 32, 0)
 
@@ -104,21 +104,53 @@ def answer(
     return {"id": identity, **result}
 
 
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """Everything about a server that does not depend on the memory there is.
+
+    Attributes:
+        layers: The model's.
+        options: Of the server, defaults filled in.
+        draft: The draft model's layers; ``None`` without.
+        weights: Of each stage's rank; ``None`` where they are not known.
+        warnings: What is to be said with every answer.
+    """
+
+    layers: ModelLayers
+    options: EngineOptions
+    draft: ModelLayers | None
+    weights: tuple[int, ...] | None
+    warnings: tuple[str, ...]
+
+
 # A batch asks the same of many models and the same model many times over.
 @lru_cache(maxsize=16384)
 def _answer(question: Question, read_yaml: ReadConfig | None) -> Mapping[str, Any]:
-    command = _command(question.arguments, read_yaml)
-    version = _version(question, command)
-    model = _model_of(question.config, command)
-    options = resolve_options(command, model.facts, version=version, device=question.device)
-    memory = _memory(question.available_bytes, options)
-    draft = _draft(options, question.folders)
-    outcome = allocate(model.layers, options, memory, draft=draft)
+    settled = _settled(question.setup, read_yaml)
+    memory = _memory(question.available_bytes, settled.options)
+    outcome = allocate(settled.layers, settled.options, memory, draft=settled.draft)
     found = _refused(outcome) if isinstance(outcome, Refusal) else _allocated(outcome)
-    weights, unknown_weights = _weights(model, options, command, question)
     told = outcome.warning if isinstance(outcome, Allocation) else None
-    warnings = (*unknown_option_warnings(command), _age(version), told, unknown_weights)
-    return {**found, "weights_bytes": weights, "warnings": [line for line in warnings if line]}
+    weights = None if settled.weights is None else list(settled.weights)
+    warnings = [*settled.warnings, *([told] if told else [])]
+    return {**found, "weights_bytes": weights, "warnings": warnings}
+
+
+@lru_cache(maxsize=4096)
+def _settled(setup: Setup, read_yaml: ReadConfig | None) -> _Settled:
+    command = _command(setup.arguments, read_yaml)
+    version = setup.version or parse_version(command.image_version) or DEFAULT_VERSION
+    model = _model_of(setup.config, command)
+    options = resolve_options(command, model.facts, version=version, device=setup.device)
+    weights, unknown_weights = _weights(model, options, command, setup)
+    warnings = (*unknown_option_warnings(command), _age(version), unknown_weights)
+    return _Settled(
+        model.layers,
+        options,
+        _draft(options, setup.folders),
+        weights,
+        tuple(line for line in warnings if line),
+    )
 
 
 def _command(arguments: str | tuple[str, ...], read_yaml: ReadConfig | None) -> ServeCommand:
@@ -137,10 +169,6 @@ def _checked(read_yaml: ReadConfig) -> ReadConfig:
         return read_yaml(name)
 
     return read
-
-
-def _version(question: Question, command: ServeCommand) -> Version:
-    return question.version or parse_version(command.image_version) or DEFAULT_VERSION
 
 
 def _age(version: Version) -> str | None:
@@ -264,8 +292,8 @@ def _model(config: str) -> _Model:
 
 
 def _weights(
-    model: _Model, options: EngineOptions, command: ServeCommand, question: Question
-) -> tuple[list[int] | None, str | None]:
+    model: _Model, options: EngineOptions, command: ServeCommand, setup: Setup
+) -> tuple[tuple[int, ...] | None, str | None]:
     """Return the weights of each stage's rank, or ``None`` and why they are not known."""
     if options.speculation and options.speculation.method not in WEIGHTLESS_METHODS:
         return None, "weights_bytes: what the draft adds to the weights is not known"
@@ -277,13 +305,13 @@ def _weights(
             quantization=quantization if isinstance(quantization, str) else None,
         )
     except ModelConfigError as error:
-        if question.checkpoint is None:
+        if setup.checkpoint is None:
             # The cache is known all the same.
             return None, f"weights_bytes: {error}"
-        each = even_bytes(dict(question.checkpoint), options)
+        each = even_bytes(dict(setup.checkpoint), options)
         said = "weights_bytes: the checkpoint's, cut evenly, since its class is not known by name"
-        return [each] * options.pipeline_parallel, said
-    return list(stages), None
+        return (each,) * options.pipeline_parallel, said
+    return stages, None
 
 
 def _draft(options: EngineOptions, folders: Sequence[Path]) -> ModelLayers | None:

@@ -21,15 +21,14 @@ _LEAST_WITHOUT_POINT: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """One line: a model, a command, a GPU and the bytes left for the cache.
+class Setup:
+    """A server without its memory: what many lines of a batch have in common.
 
     Attributes:
         config: config.json as canonical JSON text.
         arguments: What ``vllm serve`` was told.
         version: vLLM's version; ``None`` leaves it to the command.
         device: The GPU of every rank.
-        available_bytes: Cache memory, one number or one per rank.
         folders: Where a draft model's folder is looked for.
         checkpoint: Bytes of each dtype in the model's files, for a class whose parameters are not
             known by name; ``None`` where nothing tells them.
@@ -39,9 +38,21 @@ class Question:
     arguments: str | tuple[str, ...]
     version: Version | None
     device: Device
-    available_bytes: int | tuple[int, ...]
     folders: tuple[Path, ...]
     checkpoint: tuple[tuple[str, int], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One line: a server and the bytes left for the cache.
+
+    Attributes:
+        setup: The server.
+        available_bytes: Cache memory, one number or one per rank.
+    """
+
+    setup: Setup
+    available_bytes: int | tuple[int, ...]
 
 
 def read_record(line: str) -> Mapping[str, Any]:
@@ -71,15 +82,15 @@ def read_question(record: Mapping[str, Any], folders: Sequence[Path]) -> Questio
     """
     config, home = _config(record, folders)
     checkpoint = _checkpoint(record.get("weights_from"), folders)
-    return Question(
+    setup = Setup(
         config=config,
         arguments=_arguments(record.get("args")),
         version=_version(record.get("vllm_version")),
         device=_device(record.get("gpu")),
-        available_bytes=_available(record.get("available_bytes")),
         folders=(*folders, home, *home.parents[:2]) if home else tuple(folders),
         checkpoint=None if checkpoint is None else tuple(checkpoint.items()),
     )
+    return Question(setup, _available(record.get("available_bytes")))
 
 
 def _version(given: object) -> Version | None:
