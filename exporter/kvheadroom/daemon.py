@@ -125,10 +125,9 @@ class _Daemon:
         """Reload on SIGHUP or when a file has changed; return whether the end was asked for."""
         stamps = _stamps(self._settings.files)
         while self._server.is_serving:
-            received = signal.sigtimedwait(_SIGNALS, _FILE_CHECK_SECONDS)
-            if received is not None and received.si_signo != signal.SIGHUP:
-                name = signal.Signals(received.si_signo).name
-                _log.info("stopping", extra={"fields": {"signal": name}})
+            received = _received_signal()
+            if received is not None and received != signal.SIGHUP:
+                _log.info("stopping", extra={"fields": {"signal": received.name}})
                 return True
             now = _stamps(self._settings.files)
             if received is not None or now != stamps:
@@ -254,6 +253,14 @@ def _take_signals() -> None:
     # Signals are taken where we wait for them and nowhere else. Blocked before the first thread
     # is made, since threads inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _received_signal() -> signal.Signals | None:
+    """Wait for a signal until the files are to be looked at again; ``None`` when none came."""
+    received = signal.sigtimedwait(_SIGNALS, _FILE_CHECK_SECONDS)
+    # Stopped and continued, or looked at by a debugger, meanwhile, CPython may make one up.
+    found = [one for one in _SIGNALS if received is not None and one == received.si_signo]
+    return found[0] if found else None
 
 
 def _stamps(files: tuple[Path, ...]) -> dict[Path, tuple[int, int] | None]:

@@ -126,6 +126,20 @@ def test_sigterm_ends_it_within_two_seconds(
         assert exporter.process.returncode == 0
 
 
+def test_it_survives_being_stopped_and_continued() -> None:
+    """As a debugger or a checkpoint does; CPython's sigtimedwait then returns a signal of none."""
+    with Exporter("serve", "--no-nvml", "--no-discovery") as exporter:
+        for _ in range(3):
+            exporter.process.send_signal(signal.SIGSTOP)
+            # Longer than one wait for a signal.
+            time.sleep(2.2)
+            exporter.process.send_signal(signal.SIGCONT)
+            time.sleep(0.2)
+
+        assert exporter.process.poll() is None
+        assert exporter.get("/-/healthy")[0] == 200
+
+
 def test_a_reload_adds_an_engine_and_keeps_history(tmp_path: Path, servers: Servers) -> None:
     """A changed file is read by itself, and what was counted stays counted."""
     page = recorded("pages/made-modern-97pct")
