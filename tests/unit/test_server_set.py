@@ -248,3 +248,18 @@ def test_a_poll_that_a_change_breaks_off_says_nothing(
 
     assert watch.outcome.health.failures["reset"] == 0
     assert not caplog.records
+
+
+def test_a_server_that_moved_is_not_taken_for_the_one_at_its_old_address(
+    servers: ServerSet,
+) -> None:
+    """A configured server is called by its address, which is another's id by now."""
+    servers.notice(servers_of(h_1=server(10, "h:1")), ())
+    there = Discovered({"h:1": server(11, "h:2"), "h:1#2": server(12, "h:1")})
+
+    servers.configure((watched("h:1", "h:1"),), make, ViewOptions())
+    servers.notice(there, ())
+    servers.notice(there, ())
+
+    assert {key: one.pid for key, one in servers.found.items()} == {"h:1": 12, "h:1#2": 11}
+    assert targets(servers) == ["h:1", "h:2"]

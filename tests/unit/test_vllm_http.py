@@ -1,3 +1,4 @@
+import errno
 import gzip
 import socket
 import threading
@@ -404,3 +405,18 @@ def test_a_question_that_is_closed_under_way_fails_as_one(monkeypatch: pytest.Mo
             max_bytes=10,
         )
     assert failed.value.reason == "reset"
+
+
+@pytest.mark.parametrize("code", [errno.ECONNRESET, errno.EPIPE])
+def test_a_connection_that_breaks_while_it_is_made_is_reset(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A server that ends with connections waiting resets them; that is no fault of ours."""
+
+    def connect(*_: object) -> None:
+        raise OSError(code, "broken")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+
+    with source_of("http://127.0.0.1:9") as source:
+        assert failure(source).reason == "reset"

@@ -1,5 +1,6 @@
 """Ask one server over HTTP, within one deadline and a number of bytes, whatever it does."""
 
+import errno
 import http.client
 import queue
 import socket
@@ -333,6 +334,11 @@ def _connected(host: str, port: int) -> socket.socket:
             sock.connect(address)
             # A TLS handshake comes next, bounded by this.
             sock.settimeout(_remaining_seconds())
+        except (ConnectionResetError, BrokenPipeError) as error:
+            sock.close()
+            # urllib3 takes these two for a server that has answered already, and goes on to read
+            # from a connection that was never made.
+            failure = ConnectionAbortedError(errno.ECONNABORTED, str(error))
         except OSError as error:
             sock.close()
             failure = error

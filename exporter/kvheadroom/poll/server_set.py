@@ -115,7 +115,8 @@ class ServerSet:
             self.found = MappingProxyType({})
         else:
             for server_id, one in self._found.items():
-                one.watched = _kept(one.watched, make(server_id, one.server))
+                name = self._free_name(server_id)
+                one.watched = _kept(one.watched, make(name, one.server))
         if list_one is None:
             self._listed.clear()
         else:
@@ -200,8 +201,9 @@ class ServerSet:
             # A stranger on that port would be sent its key.
             if known is None and server.address.is_listening is False:
                 continue
-            if known is None or _moved(known.server, server):
-                watched = self._make(server_id, server)
+            name = self._free_name(server_id)
+            if known is None or _moved(known.server, server) or known.watched.key != name:
+                watched = self._make(name, server)
                 self._found[server_id] = known = _Found(server, watched, now)
             known.server, known.seen_seconds, known.is_there = server, now, True
             known.watched.notice(ServerSurroundings(server, _device(server, gpus)))
@@ -213,6 +215,18 @@ class ServerSet:
                 del self._found[server_id]
         there = {one.watched.key: one.server for one in self._found.values() if one.is_there}
         self.found = MappingProxyType({**self.found, **there})
+
+    def _free_name(self, server_id: str) -> str:
+        """Return the id of a found server, or another where one that is given is called so.
+
+        It has moved from the address that the given one now has.
+        """
+        taken = {server.key for server in self._given()}
+        name, number = server_id, 1
+        while name in taken or (number > 1 and name in self._found):
+            number += 1
+            name = f"{server_id}#{number}"
+        return name
 
     def _apply(self) -> None:
         """Make the watches those of the servers; what stays keeps its history."""
