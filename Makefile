@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format bench golden logs-report test-vllm test-image clean
+.PHONY: demo test lint format bench golden dashboards grafana-parts logs-report test-vllm test-image clean
 
 ## demo: serve a simulated node on http://127.0.0.1:10420 (no GPU needed)
 demo: $(STAMP)
@@ -30,6 +30,15 @@ bench: $(STAMP)
 ## golden: rewrite tests/golden from the catalogue; read the diff before you commit it
 golden: $(STAMP)
 	$(BIN)/kvheadroom metrics-doc --format surface > tests/golden/metric_surface.txt
+
+## dashboards: rewrite dashboards/json and what deploy/ makes of rules and dashboards
+dashboards: $(STAMP)
+	$(BIN)/python -m dashboards.kvheadroom_dashboards
+	$(BIN)/python -m deploy.generate
+
+## grafana-parts: Grafana's own libraries, with which the tests draw the dashboards (Node 20, 500 MB)
+grafana-parts:
+	npm install --prefix tests/grafana --legacy-peer-deps --no-package-lock --no-audit --no-fund --silent
 
 ## logs-report: public startup logs whose printed memory does not make the printed tokens, and why
 logs-report: $(STAMP)

@@ -63,7 +63,7 @@ def test_every_face_shows_the_advice_of_an_engine() -> None:
     short, quiet = pressed(engine(used_ratio=0.99)), engine(target="127.0.0.1:8001")
     views = (short, quiet)
 
-    node = node_document("1", Snapshot(engines=views, advice=advise_all((), views)))
+    node = node_document("1", Snapshot(engines=views))
 
     assert [one.advice for one in node.engines] == [
         tuple(one.text for one in advise(short, (), views)),

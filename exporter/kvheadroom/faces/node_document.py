@@ -16,7 +16,7 @@ from kvheadroom.faces.document import (
     TrafficDocument,
 )
 from kvheadroom.faces.gpu_series import split_pool
-from kvheadroom.live.advice import Advice
+from kvheadroom.live.advice import Advice, advise_all
 from kvheadroom.live.card_view import CardView
 from kvheadroom.live.engine_view import EngineView, is_asleep
 from kvheadroom.live.found_servers import FoundServer
@@ -32,6 +32,8 @@ def node_document(version: str, snapshot: Snapshot) -> NodeDocument:
         version: Of this kvheadroom.
         snapshot: The node at one moment.
     """
+    # Nobody but a reader of this needs it, so it is worked out when one comes.
+    advice = advise_all(snapshot.cards, snapshot.engines)
     return NodeDocument(
         version=version,
         complete=snapshot.is_complete,
@@ -40,9 +42,7 @@ def node_document(version: str, snapshot: Snapshot) -> NodeDocument:
         discovered=tuple(_discovered(*one) for one in snapshot.discovered.items()),
         servers=tuple(map(_server, snapshot.servers)),
         gpus=tuple(map(_gpu, snapshot.cards)),
-        engines=tuple(
-            _engine(view, snapshot.advice.get(view.engine, ())) for view in snapshot.engines
-        ),
+        engines=tuple(_engine(view, advice.get(view.engine, ())) for view in snapshot.engines),
     )
 
 

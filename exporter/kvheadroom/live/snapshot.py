@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvheadroom.errors import Reason
-from kvheadroom.live.advice import Advice
 from kvheadroom.live.card_view import CardView
 from kvheadroom.live.engine_view import EngineView
 from kvheadroom.live.found_servers import FoundServer
@@ -37,7 +36,6 @@ class Snapshot:
         cards: Every GPU that answered at its last poll, with who holds its memory.
         servers: Every vLLM server that answered at its last poll.
         engines: Every engine of those servers.
-        advice: What would help an engine, by its id; engines without trouble are missing.
         discovered: Every vLLM server that was found among the node's processes, by its id.
         driver_version: NVIDIA driver; ``None`` while NVML does not answer.
         polls_missed: Polls that were due and never ran.
@@ -50,7 +48,6 @@ class Snapshot:
     cards: tuple[CardView, ...] = ()
     servers: tuple[ServerView, ...] = ()
     engines: tuple[EngineView, ...] = ()
-    advice: Mapping[str, tuple[Advice, ...]] = field(default_factory=dict)
     discovered: Mapping[str, FoundServer] = field(default_factory=dict)
     driver_version: str | None = None
     polls_missed: int = 0

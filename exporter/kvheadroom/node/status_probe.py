@@ -34,6 +34,22 @@ class StatusProbe:
         self._socket: socket.socket | None = None
         self._received = b""
         self._is_asked = False
+        self._is_fresh = False
+
+    def begin(self, *, deadline_monotonic_seconds: float) -> None:
+        """Send the question where a connection is kept, so that the answer is there when asked for.
+
+        What goes wrong is said by :meth:`ask`.
+        """
+        if self._socket is None or self._is_asked:
+            return
+        try:
+            self._socket.settimeout(_left_seconds(deadline_monotonic_seconds))
+            self._socket.sendall(self._question)
+        except OSError:
+            self.close()
+        else:
+            self._is_asked = self._is_fresh = True
 
     def ask(self, *, deadline_monotonic_seconds: float) -> int:
         """Return the status of the answer to ``GET`` the path, redirects not followed.
@@ -58,7 +74,7 @@ class StatusProbe:
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.close()
-        self._socket, self._received, self._is_asked = None, b"", False
+        self._socket, self._received, self._is_asked, self._is_fresh = None, b"", False, False
 
     @property
     def _shown(self) -> str:
@@ -66,10 +82,12 @@ class StatusProbe:
 
     def _ask(self, deadline: float) -> int:
         kept = self._socket
+        is_fresh, self._is_fresh = self._is_fresh, False
         if kept is not None:
             try:
                 if self._is_asked:
-                    return self._answer(kept, min(deadline, time.monotonic() + _LATE_SECONDS))
+                    late = time.monotonic() + _LATE_SECONDS
+                    return self._answer(kept, deadline if is_fresh else min(deadline, late))
                 return self._send(kept, deadline)
             except TimeoutError:
                 raise

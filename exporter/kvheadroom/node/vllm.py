@@ -125,7 +125,14 @@ class VllmSource:
         last_page, self._last_page = self._last_page, None
         if last_page is None:
             self._identity = None
-        page = self._read_page(deadline)
+        if HEALTH_PATH not in self._missing_paths:
+            self._health.begin(deadline_monotonic_seconds=deadline)
+        try:
+            page = self._read_page(deadline)
+        except SourceError:
+            # The next poll is not to read what was asked at this one.
+            self._health.close()
+            raise
         if last_page is not None and server_restarted(last_page, page):
             self._identity = None
         self._last_page = page

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
-from kvheadroom.live.advice import advise_all
 from kvheadroom.live.engine_view import ViewOptions
 from kvheadroom.live.snapshot import Snapshot
 from kvheadroom.poll.boot_book import BootBook
@@ -169,7 +168,6 @@ class NodeWatch:
             cards=cards,
             servers=tuple(outcome.server for outcome in outcomes.values() if outcome.server),
             engines=engines,
-            advice=advise_all(cards, engines),
             discovered=discovered.servers,
             driver_version=reading.driver_version if reading else None,
             polls_missed=self._schedule.missed,
