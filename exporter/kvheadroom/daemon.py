@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -238,15 +239,25 @@ def _listed(settings: Settings) -> list[str]:
     Raises:
         ConfigError: A list in a file cannot be used.
     """
-    # What is wrong is said once, by the error.
-    logging.disable()
     addresses: list[str] = []
-    for one in target_lists(settings):
-        addresses += [server.address for server in one.servers()]
-        problems = getattr(one, "problems", None)
-        if problems:
-            raise ConfigError(next(iter(problems.values())))
+    with _quiet():
+        for one in target_lists(settings):
+            addresses += [server.address for server in one.servers()]
+            problems = getattr(one, "problems", None)
+            if problems:
+                raise ConfigError(next(iter(problems.values())))
     return addresses
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Log nothing: what is wrong is said once, by the error."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _take_signals() -> None:

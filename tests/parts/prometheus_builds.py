@@ -9,9 +9,10 @@ import pytest
 from tests.parts.needs import fetch_debian, give_up
 
 _CACHE: Final = Path(__file__).parents[2] / ".cache"
+# From 2.53 on Debian ships promtool apart.
 _PACKAGES: Final = {
     "prometheus": "prometheus",
-    "promtool": "prometheus",
+    "promtool": "promtool",
     "prometheus-alertmanager": "prometheus-alertmanager",
     "amtool": "prometheus-alertmanager",
 }
