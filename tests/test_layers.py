@@ -25,6 +25,7 @@ FLOORS = (
     {"settings", "settings_file"},
     {"logs", "fit_command", "health_check", "plan_command", "watched", "web_config"},
     {"daemon", "top_command"},
+    {"cli_options"},
     {"cli"},
     {"__main__"},
 )

@@ -5,20 +5,18 @@ Everything but click is imported inside the commands, so that ``--help`` stays q
 
 import io
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
 from kvheadroom import __version__, defaults
+from kvheadroom.cli_options import ENGINE_OPTIONS, FILE, POLL_OPTIONS, WEB_OPTIONS, options
 from kvheadroom.errors import ConfigError, KvHeadroomError
 from kvheadroom.redaction import without_credentials
 
 _EXIT_FAILED: Final = 1
 _EXIT_USAGE: Final = 2
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def run() -> int:
@@ -50,135 +48,6 @@ def run() -> int:
     return status if isinstance(status, int) else 0
 
 
-def _option(flag: str, name: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: ANN401
-    """Return a click option whose environment twin is ``KVHEADROOM_`` and the flag's own name."""
-    twin = flag.removeprefix("--").replace(".", "_").replace("-", "_").upper()
-    return click.option(flag, name, envvar=f"KVHEADROOM_{twin}", show_envvar=True, **settings)
-
-
-_FILE: Final = click.Path(dir_okay=False, path_type=Path)
-
-
-def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-_POLL_OPTIONS: Final = (
-    _option(
-        "--poll.interval",
-        "poll_interval",
-        help=f"Between two polls of a source.  [default: {defaults.POLL_INTERVAL}]",
-    ),
-    _option(
-        "--poll.timeout",
-        "poll_timeout",
-        help="For one poll of one source.  [default: 80% of the interval, at most 4s]",
-    ),
-    _option(
-        "--context",
-        "contexts",
-        multiple=True,
-        help="State headroom for requests of this many tokens; repeatable.  "
-        f"[default: {defaults.CONTEXT}]",
-    ),
-    _option(
-        "--traffic.window",
-        "traffic_window",
-        help="How far back the traffic's own request length reaches.  "
-        f"[default: {defaults.TRAFFIC_WINDOW}]",
-    ),
-)
-_WEB_OPTIONS: Final = (
-    _option(
-        "--web.listen-address",
-        "listen_addresses",
-        multiple=True,
-        help=f"HOST:PORT or :PORT to serve on; repeatable.  [default: {defaults.LISTEN_ADDRESS}]",
-    ),
-    _option("--web.telemetry-path", "telemetry_path", help=f"[default: {defaults.TELEMETRY_PATH}]"),
-    _option(
-        "--web.config.file",
-        "web_config_file",
-        type=_FILE,
-        help="TLS and basic auth, in the format of Prometheus' exporters.",
-    ),
-    _option("--log.level", "log_level", type=click.Choice(["debug", "info", "warning", "error"])),
-    _option("--log.format", "log_format", type=click.Choice(["logfmt", "json"])),
-)
-_ENGINE_OPTIONS: Final = (
-    _option("--config.file", "config_file", type=_FILE, help="YAML; a flag beats it."),
-    _option("--engine", "engines", multiple=True, help="Base URL of a vLLM server; repeatable."),
-    _option(
-        "--no-discovery",
-        "no_discovery",
-        is_flag=True,
-        help="Do not look for vLLM servers and their models on this machine.",
-    ),
-    _option(
-        "--proc.root",
-        "proc_root",
-        help="Where the node's /proc is, /host/proc in a container.  "
-        f"[default: {defaults.PROC_ROOT}]",
-    ),
-    _option(
-        "--pod-logs", "pod_logs", help="The node's /var/log/pods, to name the pods of servers."
-    ),
-    _option(
-        "--targets.file",
-        "target_files",
-        multiple=True,
-        help="Servers to watch, in Prometheus' file_sd format (JSON or YAML, may be a pattern); "
-        "repeatable.",
-    ),
-    _option(
-        "--targets.url",
-        "target_urls",
-        multiple=True,
-        help="The same over HTTP, in Prometheus' http_sd format; repeatable.",
-    ),
-    _option(
-        "--kubernetes.selector",
-        "pod_selector",
-        help="Watch the running pods with these labels (app=vllm), through the cluster's API.",
-    ),
-    _option("--kubernetes.namespace", "pod_namespace", help="Only pods in this namespace."),
-    _option("--kubernetes.node", "pod_node", help="Only pods on this node."),
-    _option(
-        "--startup-log",
-        "startup_logs",
-        multiple=True,
-        help="Where an engine's startup log goes, as URL=PLACE: a file, a container's log folder "
-        "or journald:UNIT; repeatable.",
-    ),
-    _option(
-        "--state.file",
-        "state_file",
-        type=_FILE,
-        help="Remember engines' KV budgets here, to tell what an upgrade changed while "
-        "kvheadroom itself restarted.",
-    ),
-    _option("--no-nvml", "no_nvml", is_flag=True, help="Do not read GPUs."),
-    _option(
-        "--api-key-file",
-        "api_key_file",
-        type=_FILE,
-        help="Holds the API key of engines that have none of their own. "
-        "KVHEADROOM_API_KEY may hold the key itself.",
-    ),
-    _option(
-        "--model-config",
-        "model_configs",
-        multiple=True,
-        help="The model's config.json, as PATH for all engines or URL=PATH; repeatable.",
-    ),
-)
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="kvheadroom %(version)s")
 def main() -> None:
@@ -186,7 +55,7 @@ def main() -> None:
 
 
 @main.command()
-@_options(*_ENGINE_OPTIONS, *_POLL_OPTIONS, *_WEB_OPTIONS)
+@options(*ENGINE_OPTIONS, *POLL_OPTIONS, *WEB_OPTIONS)
 def serve(**given: Any) -> None:  # noqa: ANN401  (click hands over what the options above declare)
     """Watch this node and serve its headroom to Prometheus."""
     from kvheadroom.daemon import serve_node  # noqa: PLC0415
@@ -212,7 +81,7 @@ def serve(**given: Any) -> None:  # noqa: ANN401  (click hands over what the opt
     show_default=True,
     help="Simulated seconds that pass in one second.",
 )
-@_options(*_POLL_OPTIONS, *_WEB_OPTIONS)
+@options(*POLL_OPTIONS, *WEB_OPTIONS)
 def demo(profile: str, seed: int, speed: float, **given: Any) -> None:  # noqa: ANN401
     """Serve a simulated node; everything but the GPUs and engines is real."""
     from kvheadroom.daemon import serve_demo  # noqa: PLC0415
@@ -224,7 +93,7 @@ def demo(profile: str, seed: int, speed: float, **given: Any) -> None:  # noqa: 
 @main.command()
 @click.option("--url", help="A kvheadroom to ask.  [default: the one on this machine, if any]")
 @click.option("--once", is_flag=True, help="Draw once and exit, for scripts.")
-@_options(*_ENGINE_OPTIONS, *_POLL_OPTIONS)
+@options(*ENGINE_OPTIONS, *POLL_OPTIONS)
 def top(url: str | None, once: bool, **given: Any) -> None:  # noqa: ANN401
     """Show the node in the terminal: who holds its memory, and what is left.
 
@@ -237,7 +106,7 @@ def top(url: str | None, once: bool, **given: Any) -> None:  # noqa: ANN401
 
 
 @main.command("check-config")
-@_options(*_ENGINE_OPTIONS, *_POLL_OPTIONS, *_WEB_OPTIONS)
+@options(*ENGINE_OPTIONS, *POLL_OPTIONS, *WEB_OPTIONS)
 def check_config(**given: Any) -> None:  # noqa: ANN401
     """Read everything `serve` would read, say what it means, and do nothing."""
     from kvheadroom.daemon import describe_settings  # noqa: PLC0415
@@ -334,7 +203,7 @@ def plan(as_json: bool, check: bool, **given: Any) -> int:  # noqa: ANN401
     help="The kvheadroom to ask.",
 )
 @click.option(
-    "--ca-file", type=_FILE, help="Certificates to check its own against.  [default: the system's]"
+    "--ca-file", type=FILE, help="Certificates to check its own against.  [default: the system's]"
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @click.option("--check", is_flag=True, help="Exit 1 unless every engine asked about takes them.")
