@@ -26,24 +26,25 @@ def card_series(card: CardView, driver_version: str | None) -> Iterator[Series]:
     if not card.is_divided:
         yield from _memory(gpu)
         yield from _holders(card)
-    yield from _known(c.GPU_UTILIZATION_RATIO, at, gpu.utilization_ratio)
-    yield from _known(c.GPU_TEMPERATURE_CELSIUS, at, gpu.temperature_celsius)
-    yield from _known(c.GPU_POWER_WATTS, at, gpu.power_watts)
+    yield from known(c.GPU_UTILIZATION_RATIO, at, gpu.utilization_ratio)
+    yield from known(c.GPU_TEMPERATURE_CELSIUS, at, gpu.temperature_celsius)
+    yield from known(c.GPU_POWER_WATTS, at, gpu.power_watts)
     for reading, reason in gpu.unavailable.items():
         yield c.GPU_READING_UNAVAILABLE, (*at, reading, reason), 1
 
 
-def _known(spec: MetricSpec, labels: tuple[str, ...], value: float | None) -> Iterator[Series]:
+def known(spec: MetricSpec, labels: tuple[str, ...], value: float | None) -> Iterator[Series]:
+    """Yield the series of *value*; what is unknown has none."""
     if value is not None:
         yield spec, labels, value
 
 
 def _memory(gpu: GpuReading) -> Iterator[Series]:
     at = (gpu.gpu, gpu.uuid)
-    yield from _known(c.GPU_MEMORY_TOTAL_BYTES, at, gpu.total_bytes)
-    yield from _known(c.GPU_MEMORY_RESERVED_BYTES, at, gpu.reserved_bytes)
-    yield from _known(c.GPU_MEMORY_USED_BYTES, at, gpu.used_bytes)
-    yield from _known(c.GPU_MEMORY_FREE_BYTES, at, gpu.free_bytes)
+    yield from known(c.GPU_MEMORY_TOTAL_BYTES, at, gpu.total_bytes)
+    yield from known(c.GPU_MEMORY_RESERVED_BYTES, at, gpu.reserved_bytes)
+    yield from known(c.GPU_MEMORY_USED_BYTES, at, gpu.used_bytes)
+    yield from known(c.GPU_MEMORY_FREE_BYTES, at, gpu.free_bytes)
 
 
 def _holders(card: CardView) -> Iterator[Series]:

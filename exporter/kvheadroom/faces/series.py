@@ -6,8 +6,8 @@ from typing import get_args
 
 from kvheadroom import __version__
 from kvheadroom.faces import catalogue as c
-from kvheadroom.faces.catalogue import MetricSpec, Series
-from kvheadroom.faces.gpu_series import card_series
+from kvheadroom.faces.catalogue import Series
+from kvheadroom.faces.gpu_series import card_series, known
 from kvheadroom.live.engine_view import EngineView, is_asleep
 from kvheadroom.live.pressure import Limit
 from kvheadroom.live.snapshot import ServerView, Snapshot
@@ -34,17 +34,12 @@ def snapshot_series(snapshot: Snapshot) -> Iterator[Series]:
         yield from _engine(engine)
 
 
-def _known(spec: MetricSpec, labels: tuple[str, ...], value: float | None) -> Iterator[Series]:
-    if value is not None:
-        yield spec, labels, value
-
-
 def _exporter(snapshot: Snapshot) -> Iterator[Series]:
     yield c.BUILD_INFO, (__version__, platform.python_version()), 1
     yield c.POLL_MISSED_TOTAL, (), snapshot.polls_missed
     yield c.POLL_SKIPPED_TOTAL, (), snapshot.polls_skipped
     yield c.CONFIG_LAST_RELOAD_SUCCESSFUL, (), float(snapshot.config_reloaded)
-    yield from _known(
+    yield from known(
         c.CONFIG_LAST_RELOAD_SUCCESS_TIMESTAMP_SECONDS, (), snapshot.config_read_unix_seconds
     )
 
@@ -52,8 +47,8 @@ def _exporter(snapshot: Snapshot) -> Iterator[Series]:
 def _source(health: SourceHealth) -> Iterator[Series]:
     at = (health.source, health.target)
     yield c.SOURCE_UP, at, float(health.up)
-    yield from _known(c.POLL_DURATION_SECONDS, at, health.duration_seconds)
-    yield from _known(c.POLL_LAST_SUCCESS_TIMESTAMP_SECONDS, at, health.last_success_unix_seconds)
+    yield from known(c.POLL_DURATION_SECONDS, at, health.duration_seconds)
+    yield from known(c.POLL_LAST_SUCCESS_TIMESTAMP_SECONDS, at, health.last_success_unix_seconds)
     for reason, count in health.failures.items():
         yield c.POLL_FAILURES_TOTAL, (*at, reason), count
 
@@ -82,19 +77,19 @@ def _engine(view: EngineView) -> Iterator[Series]:
         ),
         1,
     )
-    yield from _known(c.ENGINE_REQUESTS_RUNNING, at, reading.requests_running)
+    yield from known(c.ENGINE_REQUESTS_RUNNING, at, reading.requests_running)
     if reading.waiting_by_reason:
         for reason, count in reading.waiting_by_reason.items():
             yield c.ENGINE_REQUESTS_WAITING, (view.engine, reason), count
     else:
-        yield from _known(
+        yield from known(
             c.ENGINE_REQUESTS_WAITING, (view.engine, "unknown"), reading.requests_waiting
         )
-    yield from _known(c.ENGINE_REQUESTS_PREEMPTED, at, view.requests_preempted)
-    yield from _known(c.ENGINE_MAX_NUM_SEQS, at, view.facts.rules.max_num_seqs)
-    yield from _known(c.ENGINE_PREEMPTIONS_TOTAL, at, view.preemptions_total)
-    yield from _known(c.ENGINE_PREEMPTIONS_INFERRED_TOTAL, at, view.preemptions_inferred_total)
-    yield from _known(c.ENGINE_STALLED, at, view.stalled)
+    yield from known(c.ENGINE_REQUESTS_PREEMPTED, at, view.requests_preempted)
+    yield from known(c.ENGINE_MAX_NUM_SEQS, at, view.facts.rules.max_num_seqs)
+    yield from known(c.ENGINE_PREEMPTIONS_TOTAL, at, view.preemptions_total)
+    yield from known(c.ENGINE_PREEMPTIONS_INFERRED_TOTAL, at, view.preemptions_inferred_total)
+    yield from known(c.ENGINE_STALLED, at, view.stalled)
     yield c.ENGINE_RESTARTS_TOTAL, at, view.restarts
     if reading.sleep_state is not None:
         yield c.ENGINE_ASLEEP, at, float(is_asleep(reading))
@@ -109,10 +104,10 @@ def _capacity(view: EngineView) -> Iterator[Series]:
     yield c.KV_CAPACITY_BLOCKS, at, capacity.blocks
     source = capacity.tokens_source
     if source is not None:
-        yield from _known(c.KV_CAPACITY_TOKENS, (view.engine, source), capacity.tokens)
-    yield from _known(c.KV_CAPACITY_BYTES, at, capacity.bytes)
-    yield from _known(c.KV_BYTES_PER_BLOCK, at, capacity.bytes_per_block)
-    yield from _known(c.KV_CAPACITY_DRIFT_RATIO, at, view.drift.ratio if view.drift else None)
+        yield from known(c.KV_CAPACITY_TOKENS, (view.engine, source), capacity.tokens)
+    yield from known(c.KV_CAPACITY_BYTES, at, capacity.bytes)
+    yield from known(c.KV_BYTES_PER_BLOCK, at, capacity.bytes_per_block)
+    yield from known(c.KV_CAPACITY_DRIFT_RATIO, at, view.drift.ratio if view.drift else None)
     change = view.boot_change
     if change is not None:
         versions = (change.before_version or "", change.now_version or "")
@@ -124,18 +119,18 @@ def _headroom(view: EngineView) -> Iterator[Series]:
     # Without a pool to measure against (an encoder), a usage of 0 would read as all free.
     encoder = view.capacity is not None and view.capacity.layout == "none"
     if not encoder and not is_asleep(view.reading):
-        yield from _known(c.KV_USED_RATIO, at, view.reading.kv_used_ratio)
+        yield from known(c.KV_USED_RATIO, at, view.reading.kv_used_ratio)
     binding = view.pressure.binding if view.pressure else None
     if binding is not None:
         for limit in _LIMITS:
             yield c.HEADROOM_LIMIT, (view.engine, limit), float(limit == binding)
     if headroom is None:
         return
-    yield from _known(c.HEADROOM_EXHAUSTION_SECONDS, at, view.exhaustion_seconds)
-    yield from _known(c.KV_USED_BYTES, at, headroom.used_bytes)
+    yield from known(c.HEADROOM_EXHAUSTION_SECONDS, at, view.exhaustion_seconds)
+    yield from known(c.KV_USED_BYTES, at, headroom.used_bytes)
     yield c.HEADROOM_BLOCKS, at, headroom.free_blocks
-    yield from _known(c.HEADROOM_TOKENS, at, headroom.free_tokens)
-    yield from _known(c.HEADROOM_BYTES, at, headroom.free_bytes)
+    yield from known(c.HEADROOM_TOKENS, at, headroom.free_tokens)
+    yield from known(c.HEADROOM_BYTES, at, headroom.free_bytes)
     for context, requests in headroom.requests.items():
         yield c.HEADROOM_REQUESTS, (view.engine, context), requests
     for context, tokens in headroom.context_tokens.items():
