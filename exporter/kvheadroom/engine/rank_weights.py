@@ -11,6 +11,9 @@ from kvheadroom.model.weights import adapter_bytes, weights_bytes
 # Until then adapters had room for a vocabulary of their own (pull request 28545).
 _ONE_VOCABULARY_SINCE: Final[Version] = (0, 12, 0)
 
+# What vLLM converts to the dtype it serves with; packed and integer tensors stay as they are.
+_FLOAT_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
+
 
 def rank_weights(
     config: Mapping[str, Any], options: EngineOptions, *, quantization: str | None
@@ -68,3 +71,18 @@ def adapter_buffers(config: Mapping[str, Any], options: EngineOptions) -> tuple[
         pipeline_parallel=options.pipeline_parallel,
         runner=options.runner,
     )
+
+
+def even_bytes(checkpoint: Mapping[str, int], options: EngineOptions) -> int:
+    """Return one rank's bytes of *checkpoint*, loaded and cut evenly over the ranks.
+
+    Where most of it is of one float type, that is the model's dtype, which is converted to the
+    served one; the rest is kept as it lies.
+    """
+    ranks = options.tensor_parallel * options.pipeline_parallel
+    total = sum(checkpoint.values())
+    most = max(checkpoint, key=lambda dtype: checkpoint[dtype], default="")
+    if most in _FLOAT_BYTES:
+        served = 4 if options.dtype in {"float32", "float"} else 2
+        total += checkpoint[most] * served // _FLOAT_BYTES[most] - checkpoint[most]
+    return -(-total // ranks)

@@ -13,7 +13,7 @@ from kvheadroom.engine.defaults import resolve_options
 from kvheadroom.engine.flags import ReadConfig, ServeCommand, parse_serve_command
 from kvheadroom.engine.options import EngineOptions
 from kvheadroom.engine.overrides import with_overrides
-from kvheadroom.engine.rank_weights import rank_weights
+from kvheadroom.engine.rank_weights import even_bytes, rank_weights
 from kvheadroom.engine.refusal import Refusal
 from kvheadroom.engine.speculation import WEIGHTLESS_METHODS
 from kvheadroom.engine.unknown_options import unknown_option_warnings
@@ -23,7 +23,6 @@ from kvheadroom.model.config import read_model
 from kvheadroom.model.facts import ModelFacts, read_facts
 from kvheadroom.model.layers import ModelLayers
 from kvheadroom.node.model_files import find_config, read_config
-from kvheadroom.plan.checkpoint import even_bytes
 from kvheadroom.plan.question import Question, Setup, read_question, read_record
 
 DEFAULT_VERSION: Final[Version] = (0, 32, 0)

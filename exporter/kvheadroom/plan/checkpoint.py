@@ -2,18 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from kvheadroom.engine.options import EngineOptions
 from kvheadroom.errors import ConfigError
 from kvheadroom.model.weights import bytes_by_dtype, bytes_of_hub_answer, bytes_of_index
 from kvheadroom.node.safetensors_files import INDEX_NAME, read_header, read_headers, read_json
 
 Checkpoint = Mapping[str, int]
 """Bytes of each dtype, by the name safetensors gives it; an index tells none: ``""``."""
-
-# What vLLM converts to the dtype it serves with; packed and integer tensors stay as they are.
-_FLOAT_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -66,18 +62,3 @@ def checkpoint_in(record: Mapping[str, Any], name: str) -> Checkpoint:
         f"{name}: neither the hub's answer about a model (safetensors.parameters) nor an index of "
         "shards (metadata.total_size)"
     )
-
-
-def even_bytes(checkpoint: Checkpoint, options: EngineOptions) -> int:
-    """Return one rank's bytes of *checkpoint*, loaded and cut evenly over the ranks.
-
-    Where most of it is of one float type, that is the model's dtype, which is converted to the
-    served one; the rest is kept as it lies.
-    """
-    ranks = options.tensor_parallel * options.pipeline_parallel
-    total = sum(checkpoint.values())
-    most = max(checkpoint, key=lambda dtype: checkpoint[dtype], default="")
-    if most in _FLOAT_BYTES:
-        served = 4 if options.dtype in {"float32", "float"} else 2
-        total += checkpoint[most] * served // _FLOAT_BYTES[most] - checkpoint[most]
-    return -(-total // ranks)

@@ -10,7 +10,7 @@ from kvheadroom.engine.capacity import Allocation, allocate, steady_requests
 from kvheadroom.engine.defaults import resolve_options
 from kvheadroom.engine.flags import ServeCommand
 from kvheadroom.engine.options import Device, EngineOptions, Loading
-from kvheadroom.engine.rank_weights import rank_weights
+from kvheadroom.engine.rank_weights import even_bytes, rank_weights
 from kvheadroom.engine.refusal import Refusal
 from kvheadroom.engine.request_bytes import request_bytes
 from kvheadroom.engine.unknown_options import unknown_option_warnings
@@ -19,7 +19,7 @@ from kvheadroom.errors import ModelConfigError
 from kvheadroom.model.config import read_model
 from kvheadroom.model.facts import read_facts
 from kvheadroom.model.layers import ModelLayers
-from kvheadroom.plan.checkpoint import Checkpoint, even_bytes
+from kvheadroom.plan.checkpoint import Checkpoint
 
 # From here on vLLM sets the graphs' estimate aside before it sizes the cache.
 _GRAPHS_SET_ASIDE: Final[Version] = (0, 20, 0)

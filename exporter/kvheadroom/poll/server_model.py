@@ -9,7 +9,7 @@ from kvheadroom.engine.defaults import resolve_options
 from kvheadroom.engine.flags import ServeCommand
 from kvheadroom.engine.options import Device, EngineOptions
 from kvheadroom.engine.overrides import with_overrides
-from kvheadroom.engine.rank_weights import rank_weights
+from kvheadroom.engine.rank_weights import even_bytes, rank_weights
 from kvheadroom.engine.versions import Version, parse_version
 from kvheadroom.errors import KvHeadroomError
 from kvheadroom.live.admission import AdmissionRules
@@ -114,12 +114,11 @@ def _weights(
             return None, str(error)
         reason = str(error)
     try:
-        on_disk = sum(bytes_by_dtype(read_headers(question.config.parent)).values())
+        on_disk = bytes_by_dtype(read_headers(question.config.parent))
     except KvHeadroomError:
         return None, reason
-    # What lies on disk, cut evenly: near enough where the parameters are not known by name.
-    ranks = options.tensor_parallel * options.pipeline_parallel
-    return (-(-on_disk // ranks),) * options.pipeline_parallel, None
+    # Near enough where the parameters are not known by name.
+    return (even_bytes(on_disk, options),) * options.pipeline_parallel, None
 
 
 def _draft(model: str) -> ModelLayers | None:
