@@ -1,11 +1,13 @@
 """The series of one GPU: what the driver said, and who holds its memory."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from kvheadroom.faces import catalogue as c
 from kvheadroom.faces.catalogue import MetricSpec, Series
 from kvheadroom.live.card_view import CardView
 from kvheadroom.live.ledger import Ledger, LedgerEntry
+from kvheadroom.live.rank_parts import margin_bytes
 from kvheadroom.readings import GpuReading
 
 _PART_NAMES = ("weights", "kv", "activation", "non_torch", "cuda_graph", "context")
@@ -123,3 +125,16 @@ def _budget(card: CardView) -> Iterator[Series]:
                 sums[key] = sums.get(key, 0) + part.bytes
     for key, count in sums.items():
         yield c.BUDGET_BYTES, (gpu.gpu, gpu.uuid, *key), count
+    yield from _margins(card)
+
+
+def _margins(card: CardView) -> Iterator[Series]:
+    """Yield what the parts of each engine leave of its share, where it has one rank here."""
+    shares = card.claims.shares if card.claims else ()
+    managed = {share.engine: share.managed_bytes for share in shares}
+    ranks = Counter(rank.engine for rank in card.ranks)
+    for rank in card.ranks:
+        if rank.engine in managed and ranks[rank.engine] == 1:
+            labels = (card.gpu.gpu, card.gpu.uuid, rank.engine, "margin", "estimated")
+            margin = margin_bytes(rank.parts, managed[rank.engine])
+            yield from known(c.BUDGET_BYTES, labels, margin)
